@@ -17,7 +17,7 @@ from shortfin_apps.llm.model.attention import Attention, dequantised_heads, quan
 from shortfin_apps.llm.model.reference.forward import forward
 from shortfin_apps.llm.model.reference.pointwise import F32
 from tests.builder.compiled_model import DTYPES, CompiledModel, Result, block_table
-from tests.builder.specs import attend_of
+from tests.builder.specs import attentions_of
 
 NUM_PADDING_TOKENS = 5  # behind the tokens of an extend
 
@@ -45,11 +45,13 @@ class CachedRows:
         self._tokens = [np.zeros(0, np.int64) for _ in positions]
 
     def _fill_cache(self, num_pages: int, key_scale: float) -> list[F32]:
-        """Of each layer, [pages, 2, stride, kv_heads, head_dim], rounded as the cache has it."""
+        """Of each layer, [pages, 2, stride, kv_heads, head_dim], rounded as the cache has it.
+
+        Layers that share those of others have some, too, which nothing reads.
+        """
         spec = self._model.spec
         stored, known = [], []
-        for layer in range(len(spec.layers)):
-            block = attend_of(spec, layer).block
+        for block in attentions_of(spec):
             shape = (num_pages, 2, self._stride, block.kv_heads, block.head_dim)
             pages = self._rng.standard_normal(shape, np.float32)
             pages[:, 0] *= key_scale
@@ -67,7 +69,7 @@ class CachedRows:
             kept = pages.astype(DTYPES[kv])
             return kept, kept.astype(np.float32)
         quants, scales = quantised_heads(pages)
-        rows = rows_in_bytes(quants, scales, block.kv_layout.row_elements(kv))
+        rows = rows_in_bytes(quants, scales, block.read_layout.row_elements(kv))
         return rows, dequantised_heads(quants, scales)
 
     def _history(self, pages: list[F32], row: int, length: int) -> list[F32]:

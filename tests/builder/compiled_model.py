@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,10 @@ from shortfin_apps.llm.model.attention import Attention, QueryScaling
 from shortfin_apps.llm.model.config import pool_elements, window_of
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.layer_inputs import LayerInput, LayerInputs
 from shortfin_apps.llm.model.layer_scale import LayerScale
 from shortfin_apps.llm.model.rope import LinearScaling, ProportionalScaling, Rope, YarnScaling
+from shortfin_apps.llm.model.shared_attention import SharedAttention
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, weight_shapes
 from tests.builder.random_blocks import random_blocks
 from tests.builder.specs import changed, with_blocks
@@ -97,7 +99,24 @@ _OTHER_HEADS = changed(
 )
 OTHER_HEADS = replace(_OTHER_HEADS, layers=tuple((*layer, LayerScale()) for layer in _OTHER_HEADS.layers))
 OTHERS = {"featured": FEATURED, "normed-after": NORMED_AFTER, "windowed": WINDOWED, "scaled": SCALED}
-OTHERS |= {"other-heads": OTHER_HEADS}
+_INPUTS = LayerInputs(layers=4, features=32)
+
+
+def _sharing(spec: ModelSpec) -> ModelSpec:
+    """Its layers twice, first to share keys and values, then with these; with an input for each layer."""
+    layers = []
+    for number in range(_INPUTS.layers):
+        attention, mlp, scale = spec.layers[number % 2]
+        assert isinstance(attention, Attention)
+        own = {each.name: getattr(attention, each.name) for each in fields(attention)}
+        first = replace(attention, is_shared=True)
+        if number >= 2:
+            first = SharedAttention(**own, source=number - 2)
+        layers.append((first, mlp, LayerInput(features=_INPUTS.features), scale))
+    return replace(spec, layers=tuple(layers), layer_inputs=_INPUTS)
+
+
+OTHERS |= {"other-heads": OTHER_HEADS, "sharing": _sharing(OTHER_HEADS)}
 _EXPERTS = MoE(count=7, per_token=3, features=96, biases=True)
 # With experts, which have biases, in the second of three layers only; with sinks, and a window in one layer.
 ROUTED = with_blocks(
@@ -226,6 +245,10 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, npt.NDArray[np.f
         if name.endswith("norm.weight"):
             values = 1 + 0.1 * rng.standard_normal(shape)
         weights[name] = values.astype(np.float32)
+    for number, block in enumerate(layer[0] for layer in spec.layers):
+        if isinstance(block, SharedAttention):  # which stacks a norm of another layer
+            norm, dim = "blk.{}.attn_qk_norm.weight", block.head_dim
+            weights[norm.format(number)][dim:] = weights[norm.format(block.source)][dim:]
     return weights
 
 

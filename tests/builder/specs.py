@@ -79,6 +79,11 @@ def windows_of(spec: ModelSpec) -> list[int | None]:
     return [block.window for layer in spec.layers for block in layer if isinstance(block, Attention)]
 
 
+def attentions_of(spec: ModelSpec) -> list[Attention]:
+    """The attention of every layer."""
+    return [block for layer in spec.layers for block in layer if isinstance(block, Attention)]
+
+
 def sinks_of(spec: ModelSpec, layer: int) -> str | None:
     """The name of a layer's sinks."""
     return attend_of(spec, layer).sinks

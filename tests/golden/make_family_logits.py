@@ -220,6 +220,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4",
         GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 40.0},
     ),
+    "gemma4-e": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "num_hidden_layers": 6,
+            "layer_types": [*["sliding_attention", "full_attention"] * 3],
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 83,
+        },
+    ),
     "gemma4-unified": ("Gemma4Unified", GEMMA4 | {"layer_types": ["full_attention"] * 2}),
     "gemma2": (
         "Gemma2",

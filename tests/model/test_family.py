@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shortfin_apps.llm.model.attention import Attend, NormHeads, NormWhole
+from shortfin_apps.llm.model.attention import Attend, NormHeads, NormValues, NormWhole
 from shortfin_apps.llm.model.feed_forward import GatedExperts, Route, SumExperts
+from shortfin_apps.llm.model.layer_inputs import TABLE, EmbedLayers, GateLayerInput, JoinLayerInputs
 from shortfin_apps.llm.model.layer_scale import Scale
 from shortfin_apps.llm.model.operations import (
     Activate,
@@ -21,11 +22,15 @@ from shortfin_apps.llm.model.operations import (
     Norm,
     Operation,
 )
+from shortfin_apps.llm.model.shared_attention import JoinQueries
 from shortfin_apps.llm.model.spec import ModelSpec, tensor_shapes, weight_shapes
 from tests.builder.compiled_model import OTHERS, ROUTED, TINY
 from tests.builder.specs import ffn_features
 
-WEIGHTED = (Embed, Norm, AddNormed, Linear, AddBias, NormHeads, NormWhole, GatedLinear, Scale)
+WEIGHTED = (
+    *(Embed, Norm, AddNormed, Linear, AddBias, NormHeads, NormWhole, GatedLinear, Scale),
+    *(EmbedLayers, JoinLayerInputs),
+)
 SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values(), ROUTED], ids=["plain", *OTHERS, "routed"])
 
 
@@ -68,7 +73,7 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
             case NormHeads():
                 assert shapes[operation.weight] == (2 * operation.block.head_dim,)
                 assert features[operation.x] == operation.block.qkv_features
-                assert operation.out == operation.x
+                features[operation.out] = features[operation.x]
             case NormWhole():
                 block = operation.block
                 assert shapes[operation.weight] == (block.qkv_features - block.kv_features,)
@@ -80,6 +85,21 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 features[operation.out] = features[operation.x]
             case Narrow():
                 features[operation.out] = features[operation.x]
+            case EmbedLayers():
+                features[operation.out] = shapes[operation.weight][1]
+            case JoinLayerInputs():
+                assert features[operation.x] == features[operation.embeddings] == shapes[TABLE][1]
+                assert shapes[operation.weight] == (operation.inputs.features,)
+                features[operation.out] = features[operation.x]
+            case GateLayerInput():
+                assert (operation.layer + 1) * features[operation.x] <= features[operation.inputs]
+                features[operation.out] = features[operation.x]
+            case NormValues():
+                features[operation.out] = features[operation.x]
+            case JoinQueries():
+                assert features[operation.x] == operation.block.q_features
+                assert features[operation.qkv] == operation.block.qkv_features
+                features[operation.out] = features[operation.qkv]
             case Activate():
                 features[operation.out] = features[operation.x] // 2
             case Route():

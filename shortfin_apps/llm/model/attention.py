@@ -60,6 +60,7 @@ class Attention(Block):
     whole_qk_norm: bool = False  # RMS norm over all heads of q, and of k
     value_norm: bool = False  # RMS norm of each head of v, without weights
     keys_as_values: bool = False  # v is k before its norm and rotation
+    is_shared: bool = False  # other layers read k and v (SharedAttention); needs `qk_norm` and `value_norm`
     bias: bool = False  # of q, k and v
     output_bias: bool = False
     gate: bool = False  # heads' outputs are multiplied by sigmoid(gates); q's projection includes the gates
@@ -80,8 +81,13 @@ class Attention(Block):
         return self.q_features + 2 * self.kv_features
 
     @property
-    def kv_layout(self) -> KeysValues:
+    def read_layout(self) -> KeysValues:
+        """The layout of the keys and values that it reads."""
         return KeysValues(self.kv_heads, self.head_dim, self.window)
+
+    @property
+    def kv_layout(self) -> KeysValues | None:
+        return self.read_layout
 
     @property
     def rotation(self) -> Rotation:
@@ -141,10 +147,11 @@ class Attention(Block):
             yield DropGates("gated_qkv", "qkv", self)
         if self.bias:
             yield AddBias("qkv", "qkv", f"{prefix}attn_qkv.bias")
+        kept = kept_qkv(layer) if self.is_shared else "qkv"
         if self.value_norm:
-            yield NormValues("qkv", "qkv", self)
+            yield NormValues("qkv", kept, self)
         if self.qk_norm:
-            yield NormHeads("qkv", "qkv", f"{prefix}attn_qk_norm.weight", self)
+            yield NormHeads(kept, "qkv", f"{prefix}attn_qk_norm.weight", self)
         if self.whole_qk_norm:
             yield NormWhole("qkv", "qkv", f"{prefix}attn_qk_norm.weight", self)
         if self.query_scaling:
@@ -171,6 +178,8 @@ class Attention(Block):
         if layer.has_quantised_cache:
             k, v = (dequantised_heads(*quantised_heads(each)) for each in (k, v))
         layer.cached = CachedTokens(k, v)
+        if self.is_shared:
+            layer.carried.keys_values[layer.number] = past, k, v
         attended = self._attended(q, k, v, past, weights.get("attn_sinks.weight"))
         if self.gate:
             gates = weights["attn_qkv.weight"][self.q_features : 2 * self.q_features]
@@ -215,6 +224,11 @@ class Attention(Block):
         p /= p.sum(axis=-1, keepdims=True) + (0 if sinks is None else np.exp(sinks[:, None, None] - peak))
         out: F32 = np.einsum("hqk,khd->qhd", p, v).reshape(tokens, heads * dim)
         return out
+
+
+def kept_qkv(layer: int) -> str:
+    """Return the name of the value with k, before its norm, and v, which other layers read."""
+    return f"qkv.{layer}"
 
 
 def quantised_heads(x: F32) -> tuple[npt.NDArray[np.int8], F32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -98,18 +98,32 @@ class CachedTokens:
     values: F32
 
 
+@dataclass(slots=True)
+class Carried:
+    """What layers read of a sequence besides the residual stream.
+
+    `layer_inputs` [tokens, layers, features]: see layer_inputs.py; `keys_values`: of layers that keep them, K
+    and V of the preceding positions [2, positions, kv_heads, head_dim], K and V of the new tokens.
+    """
+
+    layer_inputs: F32 | None = None
+    keys_values: dict[int, tuple[F32, F32, F32]] = field(default_factory=dict)
+
+
 @dataclass(slots=True, kw_only=True)
 class ReferenceLayer:
     """A layer's inputs to `Block.compute`, the numpy reference.
 
-    `weights`: by names without `blk.N.`; `past` [2, positions, kv_heads, head_dim]: K and V of the preceding
-    positions, or None for a sequence that starts at position 0. A block that stores keys and values sets
-    `cached`; for a quantised cache, these values are rounded to 8 bits.
+    `number`: the layer's; `weights`: by names without `blk.N.`; `past` [2, positions, kv_heads, head_dim]: K
+    and V of the preceding positions, or None for a sequence that starts at position 0. A block that stores
+    keys and values sets `cached`; for a quantised cache, these values are rounded to 8 bits.
     """
 
     weights: Mapping[str, F32]
     rms_norm_eps: float
     max_position_embeddings: int
+    number: int = 0
+    carried: Carried = field(default_factory=Carried)
     past: F32 | None = None
     has_quantised_cache: bool = False
     cached: CachedTokens | None = None

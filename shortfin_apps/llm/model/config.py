@@ -34,7 +34,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     attention, heads = spec.attention, pool_heads(spec)
     return ModelConfig(
         max_seq_len=max_seq_len,
-        transformer_block_count=len(spec.layers),
+        transformer_block_count=len(spec.kv_layouts),
         attn_head_dim=attention.head_dim,
         prefill_batch_sizes=options.prefill_batch_sizes,
         decode_batch_sizes=options.decode_batch_sizes,

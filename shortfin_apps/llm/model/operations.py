@@ -26,7 +26,8 @@ class ModelTensor:
 
     `name` and `shape`: as in GGUF; `weight`: the stored weight, with several tensors stacked along rows
     ("": the tensor alone, under its own name); `scale`: a factor applied when storing, 1 unless the weight is
-    a vector; `expert`: the expert's number, if the stored weight is [experts, out, in].
+    a vector; `expert`: the expert's number, if the stored weight is [experts, out, in]; `layer`: the layer
+    that has the tensor, if it is not the one that has the weight.
     """
 
     name: str
@@ -35,11 +36,12 @@ class ModelTensor:
     scale: float = 1.0
     expert: int | None = None
     stored: Stored = "weights"
+    layer: int | None = None
 
     def of_layer(self, layer: int) -> ModelTensor:
         """Return the tensor with the prefix `blk.LAYER.` added to its name and its weight's name."""
-        name, weight = (f"blk.{layer}.{each}" for each in (self.name, self.weight or self.name))
-        return replace(self, name=name, weight=weight)
+        name = f"blk.{layer if self.layer is None else self.layer}.{self.name}"
+        return replace(self, name=name, weight=f"blk.{layer}.{self.weight or self.name}")
 
 
 @dataclass(frozen=True, slots=True)

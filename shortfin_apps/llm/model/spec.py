@@ -19,6 +19,7 @@ from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.kv_layout import KVLayout, KVType
+from shortfin_apps.llm.model.layer_inputs import LayerInputs
 from shortfin_apps.llm.model.operations import (
     CapLogits,
     Embed,
@@ -59,6 +60,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    layer_inputs: LayerInputs | None = None
 
     @property
     def blocks(self) -> list[Block]:
@@ -117,6 +119,8 @@ class ModelSpec:
         """List all tensors in the order in which an invocation reads them. Matrices are [out, in]."""
         table = "token_embd.weight"
         yield ModelTensor(table, (self.vocab_size, self.hidden_size), table)
+        if self.layer_inputs:
+            yield from self.layer_inputs.tensors(self.vocab_size, self.hidden_size)
         for number, layer in enumerate(self.layers):
             for block in layer:
                 yield from (tensor.of_layer(number) for tensor in block.tensors(self.hidden_size))
@@ -131,6 +135,8 @@ class ModelSpec:
         `logits` has a row per sequence of the batch, for its last token.
         """
         yield Embed("tokens", "x", "token_embd.weight")
+        if self.layer_inputs:
+            yield from self.layer_inputs.operations("tokens", "x")
         for number, layer in enumerate(self.layers):
             for index, block in enumerate(layer):
                 x, out = "sum" if index else "x", "x" if index == len(layer) - 1 else "sum"

@@ -43,6 +43,7 @@ COMPILED = (
     "gemma3",
     "gemma2",
     "gemma4",
+    "gemma4-e",
     "gpt-oss",
     "qwen35",
     "qwen35-moe",
@@ -54,7 +55,7 @@ COMPILED = (
     ("name", "target"),
     [
         *((name, HOST) for name in COMPILED),
-        *((name, GENERIC) for name in (*("qwen3-moe-mixed", "gemma3", "gemma4", "gpt-oss"),)),
+        *((name, GENERIC) for name in (*("qwen3-moe-mixed", "gemma3", "gemma4-e", "gpt-oss"),)),
     ],
 )
 def test_every_entry_has_the_logits_of_transformers(

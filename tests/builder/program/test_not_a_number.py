@@ -134,7 +134,7 @@ class Rows:
         heads, values = spec.attention.kv_heads, spec.attention.head_dim
         slot, head = self.rng.integers(STRIDE), self.rng.integers(heads)
         if self.is_generic:
-            row = spec.attention.kv_layout.row_elements(self.model.options.kv)
+            row = spec.attention.read_layout.row_elements(self.model.options.kv)
             return int((plane * STRIDE + slot) * row + heads * values + 4 * head)
         of_head = STRIDE * (values + 4)
         return int((plane * heads + head) * of_head + STRIDE * values + 4 * slot)

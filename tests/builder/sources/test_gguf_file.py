@@ -143,8 +143,8 @@ def test_refuses_another_architecture_by_name(tmp_path: Path) -> None:
 def test_refuses_missing_and_foreign_tensors(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"`blk\.1\.ffn_up\.weight` is missing"):
         GgufSource(write_gguf(tmp_path / "less.gguf", without="blk.1.ffn_up.weight"))
-    bias = {"blk.0.ffn_up.bias": np.zeros(128, np.float32)}
-    with pytest.raises(BuildError, match=r"`blk\.0\.ffn_up\.bias` belongs to no model"):
+    bias = {"blk.0.ffn_norm.bias": np.zeros(64, np.float32)}
+    with pytest.raises(BuildError, match=r"`blk\.0\.ffn_norm\.bias` belongs to no model"):
         GgufSource(write_gguf(tmp_path / "more.gguf", tensors=bias))
     bias = {"blk.0.attn_q.bias": np.zeros(64, np.float32)}
     with pytest.raises(BuildError, match=r"`blk\.0\.attn_k\.bias` is missing"):

@@ -156,8 +156,9 @@ def test_older_fields_of_a_gemma_4_mean_the_same(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({"enable_moe_block": True}, "a mixture of experts next to a feed-forward .Gemma 4 26B-A4B. is not"),
-        ({"hidden_size_per_layer_input": 256}, "an embedding for each layer .Gemma 4 E2B and E4B. is not"),
-        ({"num_kv_shared_layers": 1}, "layers that share keys and values"),
+        ({"hidden_size_per_layer_input": 16}, r"`blk\.0\.inp_gate\.weight` is missing"),
+        ({"num_kv_shared_layers": 2}, "layers without others of their kind before them"),
+        ({"num_kv_shared_layers": 3}, "layers without others of their kind before them"),
         ({"use_bidirectional_attention": "all"}, "`use_bidirectional_attention` is all"),
         ({"per_layer_config": {"0": {"head_dim": 40}}}, "differs between layers"),
         ({"per_layer_config": {"1": {"sliding_window": 4}}}, "`per_layer_config.1.sliding_window`"),

@@ -26,10 +26,11 @@ from shortfin_apps.llm.contract.self_test_file import (
     TestLayout,
     TestPrompt,
 )
-from shortfin_apps.llm.model.block import CachedTokens
+from shortfin_apps.llm.model.block import CachedTokens, Carried
 from shortfin_apps.llm.model.config import context_length, within
 from shortfin_apps.llm.model.kv_layout import KVType
-from shortfin_apps.llm.model.reference.forward import embedded, normed, run_layer
+from shortfin_apps.llm.model.layer_inputs import NORM, PROJECTION
+from shortfin_apps.llm.model.reference.forward import begin, normed, run_layer
 from shortfin_apps.llm.model.reference.pointwise import capped
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 
@@ -77,12 +78,15 @@ def make_self_test(
     prompts = _prompts(source, layout.length)
     sample_ids = np.sort(rng.permutation(spec.vocab_size)[:NUM_SAMPLED])
     weights = StoredWeights(source, options, target)
-    streams = [_embed(spec, weights, tokens) for tokens in prompts]
+    begun = [_begin(spec, weights, tokens) for tokens in prompts]
+    streams = [x for x, _ in begun]
     pages: list[list[PageSums]] = [[] for _ in prompts]
     for layer in range(len(spec.layers)):
         block = weights.block(layer)
         for index, x in enumerate(streams):
-            streams[index], kept = run_layer(spec, layer, block, x, has_quantised_cache=options.kv == "q8_0")
+            streams[index], kept = run_layer(
+                spec, layer, block, x, begun[index][1], has_quantised_cache=options.kv == "q8_0"
+            )
             pages[index] += _page_sums(layer, kept, layout)
         on_progress(1)
     logits = _logits(spec, weights, [x[list(layout.checked)] for x in streams])
@@ -125,8 +129,11 @@ def _prompts(source: ModelSource, length: int) -> list[Tokens]:
     return [np.resize(each, length) % source.spec.vocab_size for each in token_ids]
 
 
-def _embed(spec: ModelSpec, weights: StoredWeights, tokens: Tokens) -> F32:
-    return embedded(spec, weights.rows("token_embd.weight", tokens))
+def _begin(spec: ModelSpec, weights: StoredWeights, tokens: Tokens) -> tuple[F32, Carried]:
+    needed = (PROJECTION, NORM) if spec.layer_inputs else ()
+    return begin(
+        spec, {name: weights.whole(name) for name in needed}, lambda table: weights.rows(table, tokens)
+    )
 
 
 def _logits(spec: ModelSpec, weights: StoredWeights, streams: Sequence[F32]) -> list[F32]:

@@ -172,6 +172,7 @@ _VARIANTS: dict[str, tuple[object, ...]] = {
     "swiglu_limit": (7.0,),
     "swiglu_alpha": (1.702,),
     **dict.fromkeys(("hidden_size_per_layer_input", "num_kv_shared_layers"), (0,)),
+    **dict.fromkeys(("vocab_size_per_layer_input", "use_double_wide_mlp"), ()),
     **dict.fromkeys(("enable_moe_block", "top_k_experts", "global_head_dim"), ()),
     **dict.fromkeys(("num_global_key_value_heads", "attention_k_eq_v", "per_layer_config"), ()),
     "use_bidirectional_attention": ("vision",),  # between images

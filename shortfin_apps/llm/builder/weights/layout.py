@@ -327,7 +327,8 @@ def linear_sizes(block: Block, hidden: int) -> frozenset[int] | None:
 def fills_panels(spec: ModelSpec) -> bool:
     """Whether the sizes of all matrices are multiples of 32, and only Linear and GatedLinear read them."""
     sizes = [linear_sizes(block, spec.hidden_size) for block in spec.blocks]
-    own = frozenset({spec.hidden_size, spec.vocab_size})
+    inputs = {spec.layer_inputs.all_features} if spec.layer_inputs else set()
+    own = frozenset({spec.hidden_size, spec.vocab_size, *inputs})
     return all(each is not None and all(size % PANEL == 0 for size in each) for each in (own, *sizes))
 
 

@@ -37,4 +37,4 @@ def _stacked(types: list[BlockType | None], name: str) -> BlockType | None:
         return None
     kind = common_type([each or Q8_0 for each in types])
     # The embedding lookup reads single elements, which must be whole bytes.
-    return replace(kind, bits=8, is_e2m1=False) if name == "token_embd.weight" else kind
+    return replace(kind, bits=8, is_e2m1=False) if name.endswith("token_embd.weight") else kind

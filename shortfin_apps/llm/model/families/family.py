@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from shortfin_apps.llm.model.attention import Attention, QueryScaling
+from shortfin_apps.llm.model.layer_inputs import LayerInputs
 from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import Layer, ModelSpec
@@ -90,6 +91,10 @@ class Config(BaseModel):
     no_rope_layers: list[bool] | None = None
     no_rope_layer_interval: Size | None = None
     layer_types: list[str] | None = None
+    num_kv_shared_layers: NonNegativeInt = 0  # the last layers, which read keys and values of earlier ones
+    use_double_wide_mlp: bool = False  # in these layers
+    hidden_size_per_layer_input: NonNegativeInt = 0
+    vocab_size_per_layer_input: Size | None = None
     sliding_window: Size | None = None
     use_sliding_window: bool = True
     sliding_window_pattern: Size | None = None
@@ -121,6 +126,11 @@ class Config(BaseModel):
     def full_head_size(self) -> int:
         """The size of heads in layers without a window."""
         return self.global_head_dim or self.head_size
+
+    @property
+    def layer_inputs(self) -> LayerInputs | None:
+        features = self.hidden_size_per_layer_input
+        return LayerInputs(layers=self.num_hidden_layers, features=features) if features else None
 
     @property
     def expert_count(self) -> int:
@@ -225,6 +235,7 @@ class Family:
             embedding_scale=(config.embedding_multiplier or 1.0) / residual,
             logit_scale=1 / (config.logits_scaling or 1.0),
             logit_cap=config.final_logit_softcapping,
+            layer_inputs=config.layer_inputs,
         )
         scores = (attention.score_scale for attention in spec.blocks_of(Attention))
         if not all(map(math.isfinite, (spec.rms_norm_eps, spec.embedding_scale, spec.logit_scale, *scores))):

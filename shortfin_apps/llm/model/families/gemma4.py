@@ -1,26 +1,64 @@
-"""Gemma 4 without images and sound: 31B, and 12B ("unified").
+"""Gemma 4 without images and sound: E2B, E4B, 31B, and 12B ("unified").
 
 As Gemma 3, with norms of v, other heads in layers without a window (fewer and larger, v is k, and only the
-first frequencies rotate), scores that are not scaled, and a scalar at the end of each layer.
+first frequencies rotate), scores that are not scaled, and a scalar at the end of each layer. In E2B and E4B,
+each layer adds a small embedding of the token, and the last layers read keys and values of earlier ones.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.families import llama
 from shortfin_apps.llm.model.families.family import Config, Family
 from shortfin_apps.llm.model.families.gemma import GEMMA2
+from shortfin_apps.llm.model.feed_forward import MLP
+from shortfin_apps.llm.model.layer_inputs import LayerInput
 from shortfin_apps.llm.model.layer_scale import LayerScale
+from shortfin_apps.llm.model.shared_attention import SharedAttention
 from shortfin_apps.llm.model.spec import Layer
 
 
 def layer(config: Config, number: int) -> Layer:
-    return attention(config, number), replace(llama.mlp(config), norm_after=True), LayerScale()
+    features = config.hidden_size_per_layer_input
+    added: list[Block] = [LayerInput(features=features, activation=config.activation)] if features else []
+    return attention(config, number), mlp(config, number), *added, LayerScale()
+
+
+def mlp(config: Config, number: int) -> MLP:
+    is_wide = config.use_double_wide_mlp and number >= first_sharing(config)
+    return replace(llama.mlp(config), features=config.intermediate_size * (1 + is_wide), norm_after=True)
 
 
 def attention(config: Config, number: int) -> Attention:
+    source = source_of(config, number)
+    if source != number:
+        shared = own_attention(config, source)
+        own = {each.name: getattr(shared, each.name) for each in fields(shared)}
+        return SharedAttention(**{**own, "is_shared": False}, source=source)
+    sharing = range(first_sharing(config), config.num_hidden_layers)
+    is_shared = any(source_of(config, other) == number for other in sharing)
+    return replace(own_attention(config, number), is_shared=is_shared)
+
+
+def first_sharing(config: Config) -> int:
+    """Return the first layer that reads the keys and values of another one."""
+    return config.num_hidden_layers - config.num_kv_shared_layers
+
+
+def source_of(config: Config, number: int) -> int:
+    """Return the layer that stores the keys and values: of the layer's kind, the last one with its own."""
+    first = first_sharing(config)
+    kind = config.window(number) is None
+    own = [other for other in range(max(0, first)) if (config.window(other) is None) is kind]
+    if number >= first and not own:
+        raise ValueError("layers without others of their kind before them share keys and values")
+    return number if number < first else own[-1]
+
+
+def own_attention(config: Config, number: int) -> Attention:
     block = llama.attention(config, number)
     if config.window(number) is None:
         block = replace(
@@ -43,17 +81,16 @@ GEMMA4 = Family(
         *("hidden_activation", "final_logit_softcapping", "partial_rotary_factor"),
         *("sliding_window_pattern", "attention_k_eq_v"),
         *("global_head_dim", "num_global_key_value_heads", "per_layer_config"),
+        *("num_kv_shared_layers", "use_double_wide_mlp"),
+        *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
     },
-    harmless={"cache_implementation", "vocab_size_per_layer_input", "use_double_wide_mlp"},
-    lacking={
-        "enable_moe_block": "a mixture of experts next to a feed-forward (Gemma 4 26B-A4B)",
-        "hidden_size_per_layer_input": "an embedding for each layer (Gemma 4 E2B and E4B)",
-        "num_kv_shared_layers": "layers that share keys and values (Gemma 4 E2B and E4B)",
-    },
+    harmless={"cache_implementation"},
+    lacking={"enable_moe_block": "a mixture of experts next to a feed-forward (Gemma 4 26B-A4B)"},
     defaults={
         "head_dim": 256,
         "global_head_dim": 512,
         "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 256,
         "sliding_window": 512,
         "sliding_window_pattern": 6,
         "tie_word_embeddings": True,
@@ -66,7 +103,16 @@ GEMMA4 = Family(
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
-    names={**GEMMA2.names, "layer_scalar": "layer_output_scale.weight"},
+    names={
+        **GEMMA2.names,
+        "layer_scalar": "layer_output_scale.weight",
+        "model.embed_tokens_per_layer": "per_layer_token_embd",
+        "model.per_layer_model_projection": "per_layer_model_proj",
+        "model.per_layer_projection_norm": "per_layer_proj_norm",
+        "per_layer_input_gate": "inp_gate",
+        "per_layer_projection": "proj",
+        "post_per_layer_input_norm": "post_norm",
+    },
     scales_embedding=True,
     in_gguf=False,
 )
@@ -75,5 +121,5 @@ GEMMA4_UNIFIED = replace(
     title="Gemma 4 unified",
     model_type="gemma4_unified_text",
     part_of="gemma4_unified",
-    defaults={**GEMMA4.defaults, "sliding_window": 1024},
+    defaults={**GEMMA4.defaults, "hidden_size_per_layer_input": 0, "sliding_window": 1024},
 )

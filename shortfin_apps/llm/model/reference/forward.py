@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.model.block import CachedTokens, ReferenceLayer
+from shortfin_apps.llm.model.block import CachedTokens, Carried, ReferenceLayer
+from shortfin_apps.llm.model.layer_inputs import TABLE
 from shortfin_apps.llm.model.reference.pointwise import F32, capped, rms_norm
 from shortfin_apps.llm.model.spec import ModelSpec
 
@@ -27,18 +28,24 @@ def forward(
     before `tokens`; None: the sequence starts at position 0. With `has_quantised_cache`, K and V of `tokens`
     are rounded to 8 bits by `quantised_heads`.
     """
-    x = embedded(spec, weights["token_embd.weight"][tokens])
+    x, carried = begin(spec, weights, lambda table: weights[table][tokens])
     for layer in range(len(spec.layers)):
         before = None if past is None else past[layer]
-        x, _ = run_layer(spec, layer, weights_of(weights, layer), x, before, has_quantised_cache)
+        x, _ = run_layer(spec, layer, weights_of(weights, layer), x, carried, before, has_quantised_cache)
     logits = normed(spec, x, weights["output_norm.weight"]) @ weights[spec.head_weight].T
     return capped(logits, spec.logit_cap)
 
 
-def embedded(spec: ModelSpec, rows: F32) -> F32:
-    """Return the first layer's input: `rows` [tokens, hidden] of the embedding * spec.embedding_scale."""
-    scaled: F32 = rows * np.float32(spec.embedding_scale)
-    return scaled
+def begin(spec: ModelSpec, weights: Weights, rows: Callable[[str], F32]) -> tuple[F32, Carried]:
+    """Return the first layer's input [tokens, hidden], and what all layers read of the sequence.
+
+    `rows` returns the tokens' rows of a table, by its name; `weights` needs the weights of layer inputs only.
+    """
+    x: F32 = rows("token_embd.weight") * np.float32(spec.embedding_scale)
+    inputs = spec.layer_inputs
+    if inputs is None:
+        return x, Carried()
+    return x, Carried(inputs.compute(x, rows(TABLE), weights, spec.rms_norm_eps))
 
 
 def normed(spec: ModelSpec, x: F32, weight: F32) -> F32:
@@ -57,6 +64,7 @@ def run_layer(
     layer: int,
     weights: Weights,
     x: F32,
+    carried: Carried,
     past: F32 | None = None,
     has_quantised_cache: bool = False,
 ) -> tuple[F32, CachedTokens | None]:
@@ -66,7 +74,9 @@ def run_layer(
     recurrent state, callers must start at position 0, and None is returned instead of K and V.
     """
     its = ReferenceLayer(
+        number=layer,
         weights=weights,
+        carried=carried,
         rms_norm_eps=spec.rms_norm_eps,
         max_position_embeddings=spec.max_position_embeddings,
         past=past,

@@ -11,9 +11,11 @@ F32 = npt.NDArray[np.float32]
 
 
 def activated(activation: Activation, gate: F32) -> F32:
-    active: F32 = gate / (1 + np.exp(-gate))
+    active: F32
     if activation == "gelu":
         active = 0.5 * gate * (1 + np.tanh(np.sqrt(np.float32(2 / np.pi)) * (gate + 0.044715 * gate**3)))
+    else:
+        active = gate / (1 + np.exp(-gate))
     return active
 
 

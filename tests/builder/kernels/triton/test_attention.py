@@ -265,7 +265,7 @@ def test_keys_and_values_in_bytes(rows: Rows, chip: str, launch: Launch) -> None
         given["cache"].reshape(-1, spec.attention.kv_heads, spec.attention.head_dim)
     )
     as_floats = dequantised_heads(quants, scales).reshape(given["cache"].shape)
-    as_bytes = rows_in_bytes(quants, scales, spec.attention.kv_layout.row_elements(in_bytes.kv)).reshape(
+    as_bytes = rows_in_bytes(quants, scales, spec.attention.read_layout.row_elements(in_bytes.kv)).reshape(
         len(as_floats), -1
     )
     expected = reference(spec, rows, {**given, "cache": as_floats})

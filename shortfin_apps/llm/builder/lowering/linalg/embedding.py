@@ -17,23 +17,29 @@ from shortfin_apps.llm.model.weight_blocks import BlockType
 
 
 def embedding(e: Emitter, spec: ModelSpec, weights: WeightTypes, tokens: Tensor, weight: str) -> Tensor:
-    """Gather embeddings: token ids [tokens] i64 -> [tokens, hidden] f32, times spec.embedding_scale.
+    """Gather embeddings: token ids [tokens] i64 -> [tokens, hidden] f32, times spec.embedding_scale."""
+    return rows_of(e, weights, tokens, weight, spec.embedding_scale)
+
+
+def rows_of(e: Emitter, weights: WeightTypes, tokens: Tensor, weight: str, scale: float) -> Tensor:
+    """Gather rows of a table [vocab, features]: token ids [tokens] i64 -> [tokens, features] f32 * `scale`.
 
     Ids out of range get the last row of the table.
     """
     table, *scales = weights.load(e, weight)
     layout = weights.layout(weight)
     extracting, widening, result = _extract(table, layout), *_widen(table, scales, layout.blocks)
+    vocab, features = weights.shape(weight)
     body = f"""\
   %d = linalg.index 1 : index
   %id = arith.index_cast %a : i64 to index
-  %row = arith.minui %id, {e.constant(spec.vocab_size - 1)} : index
+  %row = arith.minui %id, {e.constant(vocab - 1)} : index
 {extracting}
 {widening}
-  %multiplier = arith.constant {spec.embedding_scale:.9e} : f32
+  %multiplier = arith.constant {scale:.9e} : f32
   %multiplied = arith.mulf {result}, %multiplier : f32
   linalg.yield %multiplied : f32"""
-    return e.elementwise("td", ("td", (tokens.shape[0], spec.hidden_size), "f32"), [(tokens, "t")], body)
+    return e.elementwise("td", ("td", (tokens.shape[0], features), "f32"), [(tokens, "t")], body)
 
 
 def _extract(table: Tensor, layout: WeightLayout) -> str:

@@ -56,6 +56,18 @@ def norm_heads(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor, weight:
     return e.reshape(e.elementwise("thd", ("thd", heads.shape, "f32"), ins, body), x.shape)
 
 
+def rms_norm_of_parts(e: Emitter, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute x / rms(x) * weight over the last dimension of x [tokens, parts, features] f32."""
+    sums = _sums_of_squares(e, x, "tpd", "tp")
+    body = f"""\
+  %count = arith.constant {x.shape[2]}.0 : f32
+  %mean = arith.divf %b, %count : f32
+{_divide(eps)}
+  %y = arith.mulf %normal, %c : f32
+  linalg.yield %y : f32"""
+    return e.elementwise("tpd", ("tpd", x.shape, "f32"), [(x, "tpd"), (sums, "tp"), (weight, "d")], body)
+
+
 def norm_values(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor) -> Tensor:
     """Return qkv [tokens, qkv features] f32 with an RMS norm of each head of v, without weights."""
     turned = block.heads + block.kv_heads
@@ -94,7 +106,7 @@ def norm_whole(e: Emitter, spec: ModelSpec, block: Attention, x: Tensor, weight:
   %q_mean = arith.mulf %b, %q_share : f32
   %k_mean = arith.mulf %c, %k_share : f32
   %mean = arith.select %is_query, %q_mean, %k_mean : f32
-{_divide(spec)}
+{_divide(spec.rms_norm_eps)}
   %scaled = arith.mulf %normal, %weight : f32
   %y = arith.select %is_value, %a, %scaled : f32
   linalg.yield %y : f32"""
@@ -107,13 +119,13 @@ def _normal(spec: ModelSpec, count: Dim) -> str:
     return f"""\
   %count = arith.constant {count}.0 : f32
   %mean = arith.divf %b, %count : f32
-{_divide(spec)}"""
+{_divide(spec.rms_norm_eps)}"""
 
 
-def _divide(spec: ModelSpec) -> str:
+def _divide(eps: float) -> str:
     """Return MLIR that sets %normal to %a / sqrt(%mean + eps)."""
     return f"""\
-  %eps = arith.constant {spec.rms_norm_eps:.9e} : f32
+  %eps = arith.constant {eps:.9e} : f32
   %mean_eps = arith.addf %mean, %eps : f32
   %inverse = math.rsqrt %mean_eps : f32
   %normal = arith.mulf %a, %inverse : f32"""

@@ -248,7 +248,7 @@ class LinalgOperations(Kernels):
 
     def _row(self, block: Attention) -> int:
         """Return the number of elements of a cache row."""
-        return block.kv_layout.row_elements(self._options.kv)
+        return block.read_layout.row_elements(self._options.kv)
 
     def _cache_rows(self, e: Emitter, block: Attention, batch: Batch) -> Tensor:
         rows = e.times(batch.pages, batch.page_rows(self._stride))

@@ -11,6 +11,12 @@ from typing import Any
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.activations import gated
 from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, yield_as
+from shortfin_apps.llm.builder.lowering.linalg.layer_inputs import (
+    embed_layers,
+    gate_layer_input,
+    join_layer_inputs,
+    join_queries,
+)
 from shortfin_apps.llm.builder.lowering.linalg.norms import norm_heads, norm_values, norm_whole
 from shortfin_apps.llm.builder.lowering.linalg.query_scaling import scale_queries
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
@@ -23,8 +29,10 @@ from shortfin_apps.llm.model.attention import (
     ScaleQueries,
 )
 from shortfin_apps.llm.model.feed_forward import GateTokens
+from shortfin_apps.llm.model.layer_inputs import EmbedLayers, GateLayerInput, JoinLayerInputs
 from shortfin_apps.llm.model.layer_scale import Scale
 from shortfin_apps.llm.model.operations import Activate, AddBias, CapLogits, Narrow, Operation
+from shortfin_apps.llm.model.shared_attention import JoinQueries
 
 
 def _narrow(c: LoweringContext, e: Emitter, operation: Narrow, values: Values) -> Tensor:
@@ -124,6 +132,10 @@ LOWERINGS: dict[type[Operation], Callable[[LoweringContext, Emitter, Any, Values
     NormValues: _norm_values,
     NormWhole: _norm_whole,
     Scale: _scale,
+    EmbedLayers: embed_layers,
+    GateLayerInput: gate_layer_input,
+    JoinLayerInputs: join_layer_inputs,
+    JoinQueries: join_queries,
     ScaleQueries: _scale_queries,
     DropGates: _drop_gates,
     Gate: _gate,

@@ -108,7 +108,7 @@ class MatmulKernels:
             "HEAD_DIM": block.head_dim,
             "HEAD_COLUMNS": head_columns,
             "STRIDE": options.block_seq_stride,
-            "ROW": block.kv_layout.row_elements(options.kv),
+            "ROW": block.read_layout.row_elements(options.kv),
         }
         # Named by the tile before widening, as different tiles may be equal in size after it.
         kernel = self._kernel(
