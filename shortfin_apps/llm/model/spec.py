@@ -189,6 +189,7 @@ class BuildOptions:
     (several decode steps in one invocation); `top_k`: candidates per sequence of the on-device sampler.
     `activation_bits`: bits to which CPUs quantise activations to multiply weights in blocks.
     `batch_invariant`: on AMD GPUs, all entries compute the same bits for a token; on CPUs, they always do.
+    `one_launch`: on GPUs, decodes of up to 8 rows are one launch, if the model qualifies (experimental).
     """
 
     device: str = "cpu"  # "cpu" (this host), "cpu:<llvm cpu name>", "hip:gfx942", ...
@@ -204,6 +205,7 @@ class BuildOptions:
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
     batch_invariant: bool = False
+    one_launch: bool = False
     activation_bits: ActivationBits | None = None  # None: 12
     # (name, type) of weights stored in another type than `weights`; type None: floats of `activations`' type.
     block_types: tuple[tuple[str, BlockType | None], ...] = ()

@@ -28,6 +28,7 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
     load_matrix,
     matrix,
 )
+from shortfin_apps.llm.builder.lowering.triton.one_launch import OneLaunch
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two, tiles_of
 from shortfin_apps.llm.builder.lowering.triton.tokens import TritonTokens
@@ -66,9 +67,12 @@ class TritonLayers:
         )
         # A deferred norm multiplies x by the norm's weight before dividing by rms, which may overflow in f16.
         self._defers_norms = self._act != "f16"
+        self._one_launch = OneLaunch(context, self._launcher, defers_norms=self._defers_norms)
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
         match operations:
+            case [Embed(), *_] if length := self._one_launch.takes(operations, values):
+                return length
             case [Linear(residual=None), Attend(), *_]:
                 return 2
             case [Linear(residual=None), AddBias() | NormHeads(), Attend(), *_]:
@@ -97,6 +101,8 @@ class TritonLayers:
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
         match run:
+            case [Embed(), *_, Linear() as head]:
+                values[head.out] = self._one_launch.lower(e, run, values)
             case [Embed() as first, Norm() as norm]:
                 x, deferred = self._embed(e, values[first.x], first.weight, norm.weight)
                 values[first.out], values[norm.out] = x, deferred
