@@ -52,6 +52,7 @@ class Batch:
     # Computed once for all layers, at the first layer at the latest, if kernels need them.
     tiles: Tensor | None = None
     counters: Tensor | None = None  # [rows, kv_heads] i32: zero between dispatches
+    barrier: Tensor | None = None  # [1] i32: zero before the one launch of a decode
     token_slots: dict[int | None, Tensor] = field(default_factory=dict, init=False)  # keyed by window
     masks: dict[int | None, Tensor] = field(default_factory=dict, init=False)
 

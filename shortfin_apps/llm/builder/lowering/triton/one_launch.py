@@ -82,7 +82,7 @@ class OneLaunch:
             "blocks": batch.blocks,
             "cache": batch.cache,
             "counters": batch.counters,
-            "barrier": e.fill("0", (1,), "i32"),
+            "barrier": batch.barrier,
             "width": batch.width,
             **({} if memory is None else {"logits": memory}),
         }
