@@ -23,7 +23,7 @@ PACK_EPILOG = """\
 examples:
   python -m bench.gpu pack gpu-pack                                # for an H200: cuda:sm_90, about 107 MB
   python -m bench.gpu pack q4-pack --models llama-3.1-8b --weights q4
-  python -m bench.gpu pack one-pack --models random-tiny,smollm2-135m --one-launch
+  python -m bench.gpu pack many-pack --models smollm2-135m --no-one-launch   # separate launches
   python -m bench.gpu pack tiny-pack --models random-tiny --device cpu --no-wheels"""
 RUN = """\
 Makes a virtual environment of the pack's wheels and the weights of each model (in the temporary folder: 16 GB
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
         "--kv", help="as for `shortfin-llm build`, of the models that are timed (default: bf16)"
     )
     pack.add_argument(
-        "--one-launch", action="store_true", help="as for `shortfin-llm build`, where a model qualifies"
+        "--one-launch", action=argparse.BooleanOptionalAction, help="as for `shortfin-llm build`"
     )
     pack.add_argument("--python", default="3.12", help="of the other machine (default: %(default)s)")
     pack.add_argument("--no-wheels", action="store_true", help="for a machine that has the wheels installed")

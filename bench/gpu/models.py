@@ -46,7 +46,7 @@ class Model:
         weights: WeightType | None = None,
         kv: KVType | None = None,
         *,
-        one_launch: bool = False,
+        one_launch: bool | None = None,
     ) -> Model:
         """Return the model compiled for a target, given as in `shortfin-llm build --device`.
 

@@ -211,8 +211,10 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--one-launch",
-        action="store_true",
-        help="experimental, for GPUs: decode up to 8 requests in one launch (docs/kernels.md)",
+        action=argparse.BooleanOptionalAction,
+        default=DEFAULTS.one_launch,
+        help="on GPUs, decode up to 8 requests in one launch, if the model qualifies (docs/kernels.md); "
+        "default: on H100 and H200, for models of up to 4 billion weights",
     )
 
 

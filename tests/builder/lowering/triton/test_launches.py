@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,11 +14,12 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, num_weights
 from tests.builder.compiled_model import HYBRID, OTHERS, ROUTED, TINY
 from tests.builder.specs import changed
 
 pytest.importorskip("triton", reason="Triton is not installed")
+from shortfin_apps.llm.builder.lowering.triton import one_launch as one_launch_module
 
 LAYERS = len(TINY.layers)
 HOPPER = Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset())
@@ -87,6 +90,22 @@ def test_a_decode_as_one_launch_is_between_the_preparation_and_the_best_tokens()
     assert "store_addresses" not in decode
     [initialiser] = re.findall(r"^util\.initializer \{(.*?)^\}", text, re.DOTALL | re.MULTILINE)
     assert initialiser.count("@store_addresses") == 2 * (LAYERS + 1)  # as @name::@name
+
+
+def one_launch_by_default(target: Target, **given: Any) -> bool:
+    options = BuildOptions(device=target.device, prefill_batch_sizes=(1,), decode_batch_sizes=(4,), **given)
+    return "decode_layers_4" in ModelModule(TINY, options, target, no_code).text()
+
+
+def test_one_launch_is_the_default_only_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    ampere = replace(HOPPER, device="cuda:sm_80", cpu="sm_80")
+    targets = [HOPPER, ampere, resolve_target("hip:gfx942")]
+    assert [one_launch_by_default(target) for target in targets] == [True, False, False]
+    assert not one_launch_by_default(HOPPER, one_launch=False)
+    assert one_launch_by_default(ampere, one_launch=True)
+    monkeypatch.setattr(one_launch_module, "MOST_WEIGHTS", num_weights(TINY) - 1)
+    assert not one_launch_by_default(HOPPER)
+    assert one_launch_by_default(HOPPER, one_launch=True)
 
 
 @pytest.mark.parametrize("target", [resolve_target("hip:gfx942"), HOPPER], ids=lambda target: target.cpu)

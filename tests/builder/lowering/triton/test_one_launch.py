@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 
 from emulated_gpu.control import Control
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.model.operations import Activation
@@ -38,7 +39,7 @@ from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.kernels.triton import one_launch, synchronisation
-from shortfin_apps.llm.builder.lowering.triton import launch, one_launch_kernels
+from shortfin_apps.llm.builder.lowering.triton import one_launch_kernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import OneLaunchTiles, one_launch_tiles
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
@@ -112,6 +113,14 @@ def opened(spec: ModelSpec, build: BuildOptions, folder: Path, gpus: EmulatedGpu
     device.close()
 
 
+def no_code(kernels: Sequence[Kernel], architecture: str, chip: str) -> list[CodeObject]:
+    return [CodeObject(b"", 64) for _ in kernels]
+
+
+def text_of(spec: ModelSpec, build: BuildOptions) -> str:
+    return ModelModule(spec, build, resolve_target(build.device), no_code).text()
+
+
 def launches(control: Control, kernel: str) -> int:
     kernels = control.report().kernels.items()
     return sum(counters.launches for name, counters in kernels if name.startswith(kernel))
@@ -181,20 +190,14 @@ def test_one_launch_has_the_bits_of_separate_launches(
     ],
     ids=["rows", "windowed", "normed-after", "featured", "routed", "hybrid", "unequal"],
 )
-def test_other_decodes_use_separate_launches(
-    spec: ModelSpec, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "compile_kernel", lambda kernel, *_: CodeObject(b"", 64))
-    build = options("gfx942", "bf16", rows)
-    text = ModelModule(spec, build, resolve_target(build.device)).text()
+def test_other_decodes_use_separate_launches(spec: ModelSpec, rows: int) -> None:
+    text = text_of(spec, options("gfx942", "bf16", rows))
     assert "decode_layers" not in text
     assert "one_launch" not in text
 
 
-def test_weights_in_blocks_use_separate_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "compile_kernel", lambda kernel, *_: CodeObject(b"", 64))
-    build = replace(options("gfx942", "bf16", 2), weights="q8_0")
-    assert "decode_layers" not in ModelModule(TINY, build, resolve_target(build.device)).text()
+def test_weights_in_blocks_use_separate_launches() -> None:
+    assert "decode_layers" not in text_of(TINY, replace(options("gfx942", "bf16", 2), weights="q8_0"))
 
 
 def test_the_tables_columns_have_the_order_of_the_kernels() -> None:
@@ -218,14 +221,28 @@ def early(number: int) -> str:
     return WAIT.join(parts)
 
 
+def altered(change: Callable[[str], str]) -> str:
+    """The kernel with other functions `arrive` and `wait_for`."""
+    imported = "    arrive,\n    is_abandoned,\n    memory_barrier,\n    wait_for,\n"
+    assert SOURCE.count(imported) == 1
+    kept = "    ABANDONED,\n    MOST_POLLS,\n    is_abandoned,\n    memory_barrier,\n"
+    own = SYNCHRONISATION[
+        SYNCHRONISATION.index("@triton.jit\ndef arrive") : SYNCHRONISATION.index(
+            "@triton.jit\ndef is_abandoned"
+        )
+    ]
+    return SOURCE.replace(imported, kept) + "\n\n" + change(own)
+
+
 def without(line: str) -> str:
     """The kernel with a barrier that lacks something."""
-    body = SYNCHRONISATION[SYNCHRONISATION.index("@triton.jit\ndef arrive") :]
-    assert body.count(line) == 1
     new = line.replace('"acquire"', '"relaxed"').replace('"release"', '"relaxed"') if "sem=" in line else ""
-    imported = "import arrive, memory_barrier, wait_for"
-    assert SOURCE.count(imported) == 1
-    return SOURCE.replace(imported, "import memory_barrier") + "\n\n" + body.replace(line, new)
+
+    def change(text: str) -> str:
+        assert text.count(line) == 1
+        return text.replace(line, new)
+
+    return altered(change)
 
 
 def planted(text: str, folder: Path) -> ModuleType:
@@ -275,3 +292,21 @@ def test_a_planted_mistake_is_found(
     kinds = {finding.kind for finding in emulated_gpus.control.report().findings}
     emulated_gpus.control.clear_report()
     assert "unordered" in kinds or (logits != right).any()
+
+
+def test_a_launch_in_which_a_workgroup_never_arrives_ends_with_nan(
+    tmp_path: Path, emulated_gpus: EmulatedGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(text: str) -> str:
+        counts, limit = 'tl.atomic_add(counter, 1, sem="release", scope="gpu")', "polls == MOST_POLLS"
+        assert text.count(counts) == text.count(limit) == 1
+        some = f"if tl.program_id(0) != 3:\n        {counts}"
+        return text.replace(counts, some).replace(limit, "polls == 20")
+
+    monkeypatch.setattr(one_launch_kernels, "decode_layers", planted(altered(change), tmp_path).decode_layers)
+    emulated_gpus.control.clear_report()
+    with opened(SPECS["llama"], DAMAGED, tmp_path, emulated_gpus) as model:
+        logits, _ = decoded(model)
+    assert np.isnan(logits).all()
+    assert "endless" not in {finding.kind for finding in emulated_gpus.control.report().findings}
+    emulated_gpus.control.clear_report()

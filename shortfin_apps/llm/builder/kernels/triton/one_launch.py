@@ -27,7 +27,12 @@ from shortfin_apps.llm.builder.kernels.triton.attention import attend_share
 from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear_tile, linear_tile
 from shortfin_apps.llm.builder.kernels.triton.norm import embed_token, rms_norm_token
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv_tile
-from shortfin_apps.llm.builder.kernels.triton.synchronisation import arrive, memory_barrier, wait_for
+from shortfin_apps.llm.builder.kernels.triton.synchronisation import (
+    arrive,
+    is_abandoned,
+    memory_barrier,
+    wait_for,
+)
 
 # Columns of the table of addresses. FIELDS in lowering/triton/one_launch_kernels.py has this order.
 ATTENTION_NORM, QKV, BIAS, HEAD_NORM, SINKS, OUTPUT, FFN_NORM, GATE_UP, DOWN = map(tl.constexpr, range(9))
@@ -106,7 +111,7 @@ def decode_layers(
     `seq_lens`, `blocks`, `cache` and `counters` as in `attend_singles`. `barrier` [1] i32 and `counters` must
     be zero before a launch. `work` i8 has the buffers between stages, each at the byte that the constant of
     its name says. DEFERS: norms are deferred. A matmul's tile is (columns, depth), with ROWS rows, at least
-    TOKENS.
+    TOKENS. If a wait takes too long, all logits are NaN.
     """
     Q_FEATURES: tl.constexpr = HEADS * HEAD_DIM
     IN_BYTES: tl.constexpr = cache.dtype.element_ty == tl.int8
@@ -216,6 +221,19 @@ def decode_layers(
             scaled, None, squares, head, None, None, None, None, logits, None, None, TOKENS,
             HIDDEN, VOCAB, EPS, GROUP, None, ROWS, HEAD_TILE[0], HEAD_TILE[1], EARLY,
         )  # fmt: skip
+    if is_abandoned(barrier):
+        memory_barrier()  # no logits of another wave may follow
+        for tile in tl.range(first, tl.cdiv(VOCAB, HEAD_TILE[0]), PROGRAMS, num_stages=1):
+            store_nans(logits, tile * HEAD_TILE[0], TOKENS, VOCAB, HEAD_TILE[0])
+
+
+@triton.jit
+def store_nans(logits, first, TOKENS: tl.constexpr, VOCAB: tl.constexpr, COLUMNS: tl.constexpr):
+    """Make NaN of COLUMNS logits from `first` on of every token, which the host reports as an error."""
+    column = first + tl.arange(0, COLUMNS)
+    for token in range(TOKENS):
+        nans = tl.full((COLUMNS,), float("nan"), tl.float32)
+        tl.store(logits + token * VOCAB + column, nans, mask=column < VOCAB)
 
 
 @triton.jit

@@ -5,6 +5,9 @@ import triton.language as tl
 from triton.language.target_info import current_target
 from triton.runtime.jit import constexpr_function
 
+MOST_POLLS = tl.constexpr(1 << 22)  # of one wait; about three seconds on an H100
+ABANDONED = tl.constexpr(1 << 30)  # a count that ends every wait
+
 
 @constexpr_function
 def _wait_for_accesses():
@@ -64,9 +67,19 @@ def arrive(counter):
 def wait_for(counter, arrivals):
     """Wait until `counter` is at least `arrivals`; what arriving workgroups stored is then visible.
 
-    All workgroups of the launch must be resident at the same time, or this waits forever. `counter` i32 only
-    grows: at the n-th barrier, `arrivals` is n times the number of workgroups.
+    All workgroups of the launch must be resident at the same time. If they are not, one that waits for too
+    long ends all waits (see `is_abandoned`), so that the launch ends. `counter` i32 only grows: at the n-th
+    barrier, `arrivals` is n times the number of workgroups.
     """
+    polls = 0
     while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < arrivals:
-        pass
+        polls += 1
+        if polls == MOST_POLLS:
+            tl.atomic_max(counter, ABANDONED, sem="relaxed", scope="gpu")
     tl.debug_barrier()  # no wave may load before the wave that has seen the count
+
+
+@triton.jit
+def is_abandoned(counter):
+    """Return, after a wait, whether a workgroup has ended the waits, so that results are undefined."""
+    return tl.atomic_add(counter, 0, sem="relaxed", scope="gpu") >= ABANDONED

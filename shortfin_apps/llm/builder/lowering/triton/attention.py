@@ -12,7 +12,7 @@ from shortfin_apps.llm.builder.lowering.triton.attention_kernels import Attentio
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
-from shortfin_apps.llm.builder.lowering.triton.tiles import attention_tiles
+from shortfin_apps.llm.builder.lowering.triton.tiles import tiles_of
 from shortfin_apps.llm.model.attention import Attend, Attention
 
 
@@ -23,8 +23,7 @@ class TritonAttention:
     """
 
     def __init__(self, context: LoweringContext, launcher: Launcher, operands: MatmulOperands) -> None:
-        spec, options = context.spec, context.options
-        tiles = attention_tiles(context.target, options)
+        spec, options, tiles = context.spec, context.options, tiles_of(context.target)
         self._spec, self._options, self._tiles = spec, options, tiles
         self._stride = options.block_seq_stride
         self._matmuls = MatmulKernels(spec, options, tiles.matmul)

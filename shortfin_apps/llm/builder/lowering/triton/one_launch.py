@@ -33,8 +33,11 @@ from shortfin_apps.llm.model.operations import (
     Norm,
     Operation,
 )
+from shortfin_apps.llm.model.spec import num_weights
 
 MOST_ROWS = 8
+# With more weights, a decode waits for memory, and separate launches were faster on an H200.
+MOST_WEIGHTS = 4_000_000_000
 TABLE = "one_launch.weights"
 
 MATRICES = ("qkv", "output", "gate_up", "down")  # fields of the table of addresses
@@ -43,10 +46,18 @@ OPTIONAL: dict[type[Operation], str] = {AddBias: "bias", NormHeads: "head_norm"}
 BETWEEN: list[list[type[Operation]]] = [[], [AddBias], [NormHeads], [AddBias, NormHeads]]
 
 
+def wants_one_launch(context: LoweringContext) -> bool:
+    """Return whether decodes of a few rows should be one launch: as requested, or where that is faster."""
+    if (wanted := context.options.one_launch) is not None:
+        return wanted
+    return context.target.cpu.startswith("sm_90") and num_weights(context.spec) <= MOST_WEIGHTS
+
+
 class OneLaunch:
     """Lowers the operations of a decode to one launch."""
 
     def __init__(self, context: LoweringContext, launcher: Launcher, *, defers_norms: bool) -> None:
+        self._is_wanted = wants_one_launch(context)
         self._spec = context.spec
         self._options = context.options
         self._weights = context.weights
@@ -56,7 +67,7 @@ class OneLaunch:
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
         """Return the number of operations to lower together; 0 if they do not qualify."""
-        if not self._options.one_launch:
+        if not self._is_wanted:
             return 0
         batch, end = values.batch, _end(operations)
         if not batch.is_decode or not isinstance(batch.rows, int) or batch.rows > MOST_ROWS:
@@ -87,6 +98,9 @@ class OneLaunch:
             **({} if memory is None else {"logits": memory}),
         }
         kernel = self._kernels.decode_layers(decode, batch.rows, batch.slab)
+        [workgroups] = kernel.grid
+        assert isinstance(workgroups, int)
+        batch.resident_workgroups = workgroups
         made = self._launcher.launch(e, kernel, operands)
         batch.cache, batch.counters = made["cache"], made["counters"]
         logits = made["logits"]

@@ -15,7 +15,7 @@ from shortfin_apps.llm.builder.kernels.triton.one_launch import decode_layers, s
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.attention_kernels import AttentionKernels
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, deferred
-from shortfin_apps.llm.builder.lowering.triton.tiles import attention_tiles, one_launch_tiles, power_of_two
+from shortfin_apps.llm.builder.lowering.triton.tiles import one_launch_tiles, power_of_two, tiles_of
 from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.operations import Activation
@@ -60,7 +60,7 @@ class OneLaunchKernels:
         self._options = context.options
         self._act = context.options.activations
         self._weights = context.weights
-        self._attention_tiles = attention_tiles(context.target, context.options)
+        self._attention_tiles = tiles_of(context.target)
         self._tiles = one_launch_tiles(context.target)
         self._matmuls = MatmulKernels(context.spec, context.options, self._tiles.matmul)
 

@@ -11,7 +11,6 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
-from shortfin_apps.llm.model.spec import BuildOptions
 
 MOST_SPLITS = 64  # maximum workgroups per K/V head for the attention of a single token
 _ANY = sys.maxsize
@@ -244,9 +243,9 @@ _HOPPER = TileTable(
     attention=AttentionTile(64, 128, Tuning(4, 3)),
 )
 
-# Workgroups of one launch, by chip: the multiprocessors of an H100 SXM or H200 (an H100 PCIe has 114), or the
-# compute units of the smallest product with the chip (MI300A, MI350X, RX 7900 GRE, RX 9070 GRE).
-_PROGRAMS = {"sm_90": 132, "gfx942": 228, "gfx950": 256, "gfx1100": 80, "gfx1201": 48}
+# Workgroups of one launch, by chip: the multiprocessors or compute units of the smallest product with it (an
+# H100 PCIe, MI300A, MI350X, RX 7900 GRE, RX 9070 GRE).
+_PROGRAMS = {"sm_90": 114, "gfx942": 228, "gfx950": 256, "gfx1100": 80, "gfx1201": 48}
 _LEAST_PROGRAMS = 16
 
 
@@ -255,17 +254,6 @@ def tiles_of(target: Target) -> TileTable:
     if target.architecture != "nvptx":
         return _RDNA3 if target.cpu.startswith("gfx11") else _CDNA4 if target.cpu == "gfx950" else _AMD
     return _HOPPER if target.cpu.startswith("sm_90") else _NVIDIA
-
-
-def attention_tiles(target: Target, options: BuildOptions) -> TileTable:
-    """Return the table for attention; all kernels of a program split the context in the same way.
-
-    With `--one-launch` on an NVIDIA GPU, a decode of one row has few other workgroups to occupy the GPU with.
-    """
-    tiles = tiles_of(target)
-    if not options.one_launch or target.architecture != "nvptx":
-        return tiles
-    return replace(tiles, split=64, decode_attention=replace(tiles.decode_attention, columns=64))
 
 
 def one_launch_tiles(target: Target) -> OneLaunchTiles:

@@ -13,6 +13,7 @@ from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.kernels.triton.tokens import last_tokens, prepare
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.one_launch import wants_one_launch
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.rope import Rotation
@@ -25,7 +26,7 @@ class TritonTokens:
         self._spec = context.spec
         self._kv_heads = max(each.kv_heads for each in context.spec.blocks_of(Attention))
         self._stride = context.options.block_seq_stride
-        self._one_launch = context.options.one_launch
+        self._one_launch = wants_one_launch(context)
         self._rotaries = context.rotaries
         self._launcher = launcher
 
