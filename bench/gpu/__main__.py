@@ -23,6 +23,7 @@ PACK_EPILOG = """\
 examples:
   python -m bench.gpu pack gpu-pack                                # for an H200: cuda:sm_90, about 107 MB
   python -m bench.gpu pack q4-pack --models llama-3.1-8b --weights q4
+  python -m bench.gpu pack many-pack --models smollm2-135m --no-one-launch   # separate launches
   python -m bench.gpu pack tiny-pack --models random-tiny --device cpu --no-wheels"""
 RUN = """\
 Makes a virtual environment of the pack's wheels and the weights of each model (in the temporary folder: 16 GB
@@ -74,6 +75,9 @@ def parser() -> argparse.ArgumentParser:
     pack.add_argument(
         "--kv", help="as for `shortfin-llm build`, of the models that are timed (default: bf16)"
     )
+    pack.add_argument(
+        "--one-launch", action=argparse.BooleanOptionalAction, help="as for `shortfin-llm build`"
+    )
     pack.add_argument("--python", default="3.12", help="of the other machine (default: %(default)s)")
     pack.add_argument("--no-wheels", action="store_true", help="for a machine that has the wheels installed")
     run = commands.add_parser("run", description=RUN, epilog=RUN_EPILOG, formatter_class=style)
@@ -109,7 +113,8 @@ def _pack(args: argparse.Namespace) -> int:
     from bench.gpu.models import MODELS
     from bench.gpu.pack import pack
 
-    models = [MODELS[name].for_device(args.device, args.weights, args.kv) for name in args.models or MODELS]
+    chosen = {"weights": args.weights, "kv": args.kv, "one_launch": args.one_launch}
+    models = [MODELS[name].for_device(args.device, **chosen) for name in args.models or MODELS]
     pack(args.pack.resolve(), models, None if args.no_wheels else args.python)
     print(args.pack)
     return 0

@@ -40,12 +40,19 @@ class Model:
     def name(self) -> str:
         return self.spec.name
 
-    def for_device(self, device: str, weights: WeightType | None = None, kv: KVType | None = None) -> Model:
+    def for_device(
+        self,
+        device: str,
+        weights: WeightType | None = None,
+        kv: KVType | None = None,
+        *,
+        one_launch: bool | None = None,
+    ) -> Model:
         """Return the model compiled for a target, given as in `shortfin-llm build --device`.
 
         `weights` and `kv` apply only to a model with `is_timed`.
         """
-        options = replace(self.options, device=device)
+        options = replace(self.options, device=device, one_launch=one_launch)
         if weights and self.is_timed:
             options = replace(options, weights=weights, block_types=())
         return replace(self, options=replace(options, kv=kv) if kv and self.is_timed else options)

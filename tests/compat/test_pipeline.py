@@ -47,7 +47,7 @@ def open_cpus(count: int) -> Iterator[Device]:
         hostcpu_topology_nodes=",".join(["0"] * count),
         hostcpu_topology_max_group_count=1,
     )
-    device = ShortfinDevice("hostcpu", builder.create_system(), lambda _: None, unified=True)
+    device = ShortfinDevice("hostcpu", builder.create_system())
     try:
         yield device
     finally:

@@ -180,4 +180,4 @@ def test_an_entry_is_static_if_its_number_of_tokens_is_fixed(
 ) -> None:
     entry = Entry.parse(name)
     assert entry is not None
-    assert (entry.entry_class, entry.bucket_tokens) == (entry_class, tokens)
+    assert (entry.entry_class(), entry.bucket_tokens) == (entry_class, tokens)

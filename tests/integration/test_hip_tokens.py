@@ -141,3 +141,27 @@ def test_iree_runtime_gives_the_same_tokens(
     )
     with open_engine(artifact, options) as engine:
         check(on_cpu, generate(engine, prompts, MAX_TOKENS))
+
+
+@pytest.mark.parametrize(("chip", "mode"), [("gfx942", "default"), ("gfx1100", "extend-attention")])
+def test_decodes_in_one_launch_give_the_same_tokens(
+    chip: str,
+    mode: BatchModeName,
+    prompts: Sequence[Sequence[int]],
+    on_cpu: Sequence[Continuation],
+    build_tiny: BuildTiny,
+    emulated_gpus: EmulatedGpus,
+) -> None:
+    options = BuildOptions(
+        device=f"hip:{chip}",
+        prefill_batch_sizes=(2,),
+        decode_batch_sizes=(4,),
+        extend_sizes=(64,),
+        one_launch=True,
+    )
+    settings = EngineSettings(device="hip", batching=BatchSettings(batch_mode=mode))
+    with emulated_gpus.watch(chip) as control:
+        with open_engine(build_tiny(options), settings) as engine:
+            check(on_cpu, generate(engine, prompts, MAX_TOKENS))
+            assert engine.stats().steps_ahead > 0
+        assert "decode_layers_4" in control.report().kernels

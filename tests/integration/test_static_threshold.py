@@ -83,7 +83,7 @@ def invocations(engine: Engine) -> Counter[EntryClass]:
     for name, counts in engine.stats().entries.items():
         entry = Entry.parse(name)
         assert entry is not None
-        found[entry.entry_class] += counts.invocations
+        found[entry.entry_class()] += counts.invocations
     return found
 
 

@@ -162,6 +162,7 @@ def options_of(args: argparse.Namespace) -> BuildOptions:
         device_block_count=args.pages,
         top_k=args.top_k,
         batch_invariant=args.batch_invariant,
+        one_launch=args.one_launch,
     )
 
 
@@ -207,6 +208,13 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="on AMD GPUs, give a token the same bits whether a prefill or a decode computes it, as after a "
         "preemption (docs/determinism.md); on CPUs it has them anyway",
+    )
+    group.add_argument(
+        "--one-launch",
+        action=argparse.BooleanOptionalAction,
+        default=DEFAULTS.one_launch,
+        help="on GPUs, decode up to 8 requests in one launch, if the model qualifies (docs/kernels.md); "
+        "default: on H100 and H200, for models of up to 4 billion weights",
     )
 
 

@@ -119,6 +119,9 @@ ONLY_DISPATCHES = "shortfin_llm.only_dispatches"
 # `hal.tensor.transients` if the size is static.
 CALLER_OWNED = "shortfin_llm.caller_owned"
 WORKSPACE_BYTES = "iree.abi.transients.size.constant"
+# Reflection attribute of an entry that is one launch of workgroups that wait for each other: their number.
+# All of them must run at the same time, so the GPU must have as many compute units.
+RESIDENT_WORKGROUPS = "shortfin_llm.resident_workgroups"
 WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds for such an entry
 NOT_FINITE = -1  # token ID that the device draws from a row without a finite best logit
 NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the full row
@@ -149,6 +152,7 @@ class EntryClass(StrEnum):
     """Whether `build` or the batch determines the number of tokens that an entry computes."""
 
     STATIC = "static"  # fixed: the entry is a bucket, and a smaller batch is padded to its size
+    ONE_LAUNCH = "one_launch"  # fixed, and all layers are one launch
     DYNAMIC = "dynamic"  # as many as the batch has; a `prefill_bs{N}` still has a fixed number of rows
     ROWS = "rows"  # computes no tokens: reads rows that another entry has left
 
@@ -256,8 +260,9 @@ class Entry:
         is_static = self.family is EntryFamily.PREFILL and self.length is not None
         return f"{name}_s{self.length}" if is_static else name
 
-    @property
-    def entry_class(self) -> EntryClass:
+    def entry_class(self, *, is_one_launch: bool = False) -> EntryClass:
+        if is_one_launch:
+            return EntryClass.ONE_LAUNCH
         if not self.takes_slabs:
             return EntryClass.ROWS
         return EntryClass.DYNAMIC if self.length is None else EntryClass.STATIC

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal, TypeVar
 
 from shortfin_apps.llm.contract.config import POOLS, Pool
@@ -166,6 +167,11 @@ def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {name: stacked_shape(parts) for name, parts in weight_parts(spec.tensors()).items()}
 
 
+def num_weights(spec: ModelSpec) -> int:
+    """Return the number of elements of all stored weights."""
+    return sum(map(prod, weight_shapes(spec).values()))
+
+
 def stacked_shape(parts: Sequence[ModelTensor]) -> tuple[int, ...]:
     """Return the shape of the weight that the tensors are stacked into."""
     rows, last = sum(part.shape[0] for part in parts), parts[-1]
@@ -195,6 +201,7 @@ class BuildOptions:
     (several decode steps in one invocation); `top_k`: candidates per sequence of the on-device sampler.
     `activation_bits`: bits to which CPUs quantise activations to multiply weights in blocks.
     `batch_invariant`: on AMD GPUs, all entries compute the same bits for a token; on CPUs, they always do.
+    `one_launch`: on GPUs, decodes of up to 8 rows are one launch, if the model qualifies (docs/kernels.md).
     """
 
     device: str = "cpu"  # "cpu" (this host), "cpu:<llvm cpu name>", "hip:gfx942", ...
@@ -210,6 +217,7 @@ class BuildOptions:
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
     batch_invariant: bool = False
+    one_launch: bool | None = None  # None: where it was measured to be faster
     activation_bits: ActivationBits | None = None  # None: 12
     # (name, type) of weights stored in another type than `weights`; type None: floats of `activations`' type.
     block_types: tuple[tuple[str, BlockType | None], ...] = ()

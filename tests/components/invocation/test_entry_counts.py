@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, Distribution, EntryCounts
+from shortfin_apps.llm.contract.abi import EntryClass
 
 
 @given(st.lists(st.integers(0, 2**14)))
@@ -19,14 +20,14 @@ def test_a_bin_counts_sizes_up_to_its_bound(sizes: list[int]) -> None:
 
 
 def test_an_invocation_of_prefills_and_decodes() -> None:
-    counts = EntryCounts()
+    counts = EntryCounts(EntryClass.STATIC)
     counts.add([1, 1, 1, 128, 64], rows=208)
     assert (counts.invocations, counts.tasks.total, counts.padded_tokens) == (1, 5, 13)
     assert (counts.prefill_tokens.total, counts.decode_tokens.total) == (192, 3)
 
 
 def test_a_copy_does_not_change() -> None:
-    counts = EntryCounts()
+    counts = EntryCounts(EntryClass.STATIC)
     counts.add([1], rows=1)
     copy = counts.copy()
     counts.add([5], rows=8)

@@ -73,9 +73,9 @@ def test_a_batch_takes_an_entry_that_holds_it_and_above_the_threshold_a_dynamic_
     assert shape.tokens >= num_tokens
     assert (entry.bucket_tokens or 0) <= threshold
     if num_tokens > threshold:
-        assert entry.entry_class is EntryClass.DYNAMIC
+        assert entry.entry_class() is EntryClass.DYNAMIC
     elif batch.family is EntryFamily.DECODE and threshold >= 8:
-        assert entry.entry_class is EntryClass.STATIC, "a bucket is left that holds it"
+        assert entry.entry_class() is EntryClass.STATIC, "a bucket is left that holds it"
 
 
 def test_all_entries_are_used_without_a_threshold() -> None:

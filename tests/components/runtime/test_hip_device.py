@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +25,7 @@ from .conftest import ASYNC, FENCED, compile_for_hip
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(120)]
 
 F32 = np.dtype(np.float32)
+COMPUTE_UNITS = 304  # of the emulated gfx942
 
 # The first stage adds its page table to the input. The second keeps twice what it had plus that,
 # in place, and returns what it keeps plus what it was passed.
@@ -106,6 +107,20 @@ def gpu(control: Control, runtime: Runtime) -> Iterator[Device]:
 @pytest.fixture
 def program(gpu: Device, hip_artefacts: Path) -> Program:
     return gpu.load_program(hip_artefacts / "fenced.vmfb", [hip_artefacts / "model.irpa"], "m")
+
+
+@pytest.mark.parametrize(("more", "fits"), [(0, True), (1, False)])
+def test_a_launch_needs_a_compute_unit_for_each_workgroup(
+    more: int, fits: bool, gpu: Device, hip_artefacts: Path, tmp_path: Path
+) -> None:
+    workgroups = COMPUTE_UNITS + more
+    flag = '"shortfin_llm.only_dispatches" = "true",'
+    assert FENCED.count(flag) == 1
+    source = FENCED.replace(flag, f'{flag} shortfin_llm.resident_workgroups = "{workgroups}",')
+    vmfb = compile_for_hip(source.replace("SIDE", "16"), tmp_path / "waiting.vmfb", ASYNC)
+    with nullcontext() if fits else pytest.raises(ArtifactError, match=f"has only {COMPUTE_UNITS}"):
+        program = gpu.load_program(vmfb, [hip_artefacts / "model.irpa"], "m")
+        assert program.entries["accumulate"].resident_workgroups == workgroups
 
 
 def run_failing(folder: Path, runtime: str, fault: str, close: str, gpu: EmulatedGpu) -> list[str]:

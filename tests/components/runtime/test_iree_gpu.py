@@ -29,6 +29,15 @@ class Driver:
         free._obj.value, total._obj.value = 700, 1000
         return self.status
 
+    def cuCtxGetDevice(self, out: Any) -> int:
+        out._obj.value = 3
+        return self.status
+
+    def cuDeviceGetAttribute(self, out: Any, attribute: int, device: Any) -> int:
+        assert device.value == 3
+        out._obj.value = {16: 132}[attribute]
+        return self.status
+
     def cuCtxSetCurrent(self, context: ctypes.c_void_p) -> int:
         self.num_set += 1
         self.current[threading.get_ident()] = context.value
@@ -55,6 +64,14 @@ def test_another_thread_gets_the_context_once() -> None:
 
 def test_a_tenth_of_the_memory_is_not_spare() -> None:
     assert CudaContext(Driver()).spare_bytes() == 700 - 100
+
+
+def test_multiprocessors_are_those_of_the_contexts_device() -> None:
+    driver = Driver()
+    context = CudaContext(driver)
+    assert context.compute_units() == 132
+    driver.status = 1
+    assert context.compute_units() is None
 
 
 def test_a_refusal_is_an_error() -> None:

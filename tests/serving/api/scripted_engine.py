@@ -15,6 +15,7 @@ from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 from shortfin_apps.llm.components.recorder.dumps import WrittenDump
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, TokenLogprobs
 from shortfin_apps.llm.components.request.request import State
+from shortfin_apps.llm.contract.abi import EntryClass
 from shortfin_apps.llm.contract.errors import LlmError, OverloadedError, UnavailableError
 from shortfin_apps.llm.serving.frontend.delta_stream import DeltaStream
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
@@ -260,7 +261,7 @@ def _snapshot_of(call: GenerateCall) -> RequestSnapshot:
 
 
 def _entries() -> dict[str, EntryCounts]:
-    decode, prefill = EntryCounts(), EntryCounts()
+    decode, prefill = EntryCounts(EntryClass.STATIC), EntryCounts(EntryClass.DYNAMIC)
     for _ in range(6):
         decode.add([1, 1, 1], rows=4)
     prefill.add([117], rows=128)

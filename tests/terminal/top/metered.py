@@ -12,6 +12,7 @@ from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts
 from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 from shortfin_apps.llm.components.request.messages import FinishReason
+from shortfin_apps.llm.contract.abi import EntryClass
 from shortfin_apps.llm.contract.errors import OverloadedError
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.terminal.top.figures import Reading, parsed
@@ -66,7 +67,7 @@ class MeteredServer:
         self.metrics.rejected(OverloadedError("full"))
 
     def invoke(self, entry: str, lengths: Sequence[int], rows: int) -> None:
-        self.engine.entries.setdefault(entry, EntryCounts()).add(list(lengths), rows)
+        self.engine.entries.setdefault(entry, EntryCounts(EntryClass.STATIC)).add(list(lengths), rows)
 
     def work(self, seconds: float) -> None:
         """An interval of all kinds of work."""

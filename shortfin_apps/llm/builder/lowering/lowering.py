@@ -99,6 +99,11 @@ class RenderedKernels:
             self._texts[name] = render(template, name, **parameters)
         return name
 
+    def add(self, name: str, origin: object, make: Callable[[], str]) -> None:
+        """Add the MLIR that `make` returns as `name`, unless it exists; `origin` decides what it returns."""
+        if self._is_new(name, origin):
+            self._texts[name] = make()
+
     def compile(self, kernel: Kernel, target: Target) -> str:
         """Add a Triton kernel, unless it exists, to compile it with the others; return its name."""
         if self._is_new(kernel.name, kernel):

@@ -18,6 +18,7 @@ from shortfin_apps.llm.contract.abi import (
     BLOCK_TABLES,
     CALLER_OWNED,
     ONLY_DISPATCHES,
+    RESIDENT_WORKGROUPS,
     Entry,
     EntryFamily,
     Layout,
@@ -85,7 +86,8 @@ def write_entry(
         inputs["tokens"] = _known_tokens(e, inputs["tokens"], inputs["last_tokens"])
     results = _of_rows(e, body(e, inputs, batch))
     types = _argument_types(entry, options, slabs)
-    return _function(e, entry, types, results, _caches(batch), owned=owned)
+    resident = batch.resident_workgroups
+    return _function(e, entry, types, results, _caches(batch), owned=owned, resident_workgroups=resident)
 
 
 def write_decode_loop(
@@ -125,7 +127,8 @@ def write_decode_loop(
     results = {"token_ids": values["token_ids"], **_of_rows(e, values)}
     updated = {name: values[name] for name in LOOP_STATE} | _caches(batch)
     types = _argument_types(entry, options, slabs)
-    return _function(e, entry, types, results, updated, owned=static_workspace)
+    resident = batch.resident_workgroups
+    return _function(e, entry, types, results, updated, owned=static_workspace, resident_workgroups=resident)
 
 
 def write_row_entry(
@@ -205,6 +208,7 @@ def _function(
     updated: Mapping[str, Tensor],
     *,
     owned: bool,
+    resident_workgroups: int | None = None,
 ) -> str:
     """Return the MLIR function of an entry; its body is the operations emitted so far.
 
@@ -224,6 +228,7 @@ def _function(
         "iree.abi.model": "coarse-fences",
         ONLY_DISPATCHES: "true",
         **({CALLER_OWNED: "true"} if owned else {}),
+        **({} if resident_workgroups is None else {RESIDENT_WORKGROUPS: str(resident_workgroups)}),
     }
     reflection = ", ".join(f'{name} = "{value}"' for name, value in attributes.items())
     body_text = "\n".join(e.lines)

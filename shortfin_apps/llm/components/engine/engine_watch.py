@@ -11,12 +11,10 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.snapshot import InvocationMix, Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts
-from shortfin_apps.llm.contract.abi import Entry
+from shortfin_apps.llm.contract.abi import EntryClass
 
 MAX_INVOCATIONS = 1024
 LOOK_S = 5.0  # invocations are recorded for this long after a snapshot
-
-_NONE = EntryCounts()
 
 
 class EngineWatch:
@@ -59,7 +57,7 @@ class EngineWatch:
         mixes = [
             mix
             for name, counts in after.entries.items()
-            if counts is not (old := before.entries.get(name, _NONE))  # counts are copied when they change
+            if counts is not (old := before.entries.get(name))  # counts are copied when they change
             and (mix := _mix(self._num_steps + 1, now_s, duration_s, name, old, counts)) is not None
         ]
         self._num_steps += bool(mixes)
@@ -67,18 +65,18 @@ class EngineWatch:
 
 
 def _mix(
-    serial: int, at_s: float, duration_s: float, name: str, before: EntryCounts, after: EntryCounts
+    serial: int, at_s: float, duration_s: float, name: str, before: EntryCounts | None, after: EntryCounts
 ) -> InvocationMix | None:
     """Return the tokens that an entry computed between two counts; None for entries that compute none."""
-    entry = Entry.parse(name)
-    if entry is None or not entry.takes_slabs:
+    if after.entry_class is EntryClass.ROWS:
         return None
+    before = before or EntryCounts(after.entry_class)
     return InvocationMix(
         serial=serial,
         at_s=at_s,
         duration_s=duration_s,
         entry=name,
-        entry_class=entry.entry_class,
+        entry_class=after.entry_class,
         prefill_tokens=after.prefill_tokens.total - before.prefill_tokens.total,
         decode_tokens=after.decode_tokens.total - before.decode_tokens.total,
         padded_tokens=after.padded_tokens - before.padded_tokens,

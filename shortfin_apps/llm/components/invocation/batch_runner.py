@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
@@ -17,7 +16,7 @@ from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Pag
 from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
-from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts
+from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts, counts_of
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
 from shortfin_apps.llm.components.invocation.loop_state import Call, Fields, LoopState
@@ -89,7 +88,7 @@ class BatchRunner:
         self._logprob_arguments = LastUpload(self._upload)
         self._block_tables = BlockTables(self._upload)
         self._window_tables = BlockTables(self._upload)
-        self._counts: defaultdict[str, EntryCounts] = defaultdict(EntryCounts)
+        self._counts = counts_of(program.entries)
         self._copied_counts: dict[str, EntryCounts] = {}
         self._ran: set[str] = set()  # entries that ran since their counts were copied
         self.device_s = 0.0

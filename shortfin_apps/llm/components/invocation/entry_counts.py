@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from shortfin_apps.llm.components.runtime.device import EntrySignature
+from shortfin_apps.llm.contract.abi import Entry, EntryClass
 
 BOUNDS = (0, *(2**power for power in range(14)))  # upper bounds of the bins; the last bin has none
 
@@ -28,6 +31,7 @@ class Distribution:
 class EntryCounts:
     """Histograms over an entry's invocations: number of tasks, prefill tokens and decode tokens."""
 
+    entry_class: EntryClass
     tasks: Distribution = field(default_factory=Distribution)
     prefill_tokens: Distribution = field(default_factory=Distribution)
     decode_tokens: Distribution = field(default_factory=Distribution)
@@ -46,12 +50,22 @@ class EntryCounts:
 
     def copy(self) -> EntryCounts:
         return EntryCounts(
+            self.entry_class,
             self.tasks.copy(),
             self.prefill_tokens.copy(),
             self.decode_tokens.copy(),
             self.invocations,
             self.padded_tokens,
         )
+
+
+def counts_of(functions: Mapping[str, EntrySignature]) -> dict[str, EntryCounts]:
+    """Return counts of no invocations for each of a program's functions that is an entry."""
+    return {
+        name: EntryCounts(entry.entry_class(is_one_launch=signature.is_one_launch))
+        for name, signature in functions.items()
+        if (entry := Entry.parse(name)) is not None
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,8 @@ class EntrySignature:
     `name` has no module prefix and no `$async` suffix. `arguments` and `results` are None if the VMFB has no
     reflection data for the function. `only_dispatches`: only dispatches write the arguments; no queue
     operation fills them or copies into them. `workspace_bytes`: if not None, callers must pass result buffers
-    and a workspace of this size after the arguments, and the entry returns nothing.
+    and a workspace of this size after the arguments, and the entry returns nothing. `resident_workgroups`: if
+    not None, the layers are one launch of as many workgroups, which must all run at the same time.
     """
 
     name: str
@@ -59,6 +60,11 @@ class EntrySignature:
     results: tuple[TensorType, ...] | None
     only_dispatches: bool = False
     workspace_bytes: int | None = None
+    resident_workgroups: int | None = None
+
+    @property
+    def is_one_launch(self) -> bool:
+        return self.resident_workgroups is not None
 
     @property
     def tokens_rank(self) -> int | None:

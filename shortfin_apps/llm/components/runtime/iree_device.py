@@ -26,6 +26,7 @@ from iree.runtime.array_interop import map_dtype_to_element_type
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence, Timeline
+from shortfin_apps.llm.components.runtime.residency import check_residency
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, mapped_module, read_exports
 from shortfin_apps.llm.contract.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.contract.errors import InvocationError
@@ -144,6 +145,7 @@ class IreeDevice(ABC):
 
     def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> IreeProgram:
         exports = read_exports(vmfb, module_name)
+        check_residency(vmfb, (export.signature for export in exports.values()), self._compute_units)
         provider = self._read_parameters(parameters).create_provider(scope=PARAMETER_SCOPE)
         try:
             module = mapped_module(self._instance, vmfb)
@@ -194,6 +196,9 @@ class IreeDevice(ABC):
     @abstractmethod
     def _read_parameters(self, paths: Sequence[Path]) -> Any:
         """Return an iree.runtime.ParameterIndex of the files. Raises ArtifactError."""
+
+    def _compute_units(self) -> int | None:
+        return None
 
     def _prepare(self, arguments: Sequence[DeviceBuffer]) -> None:  # noqa: B027
         """Hook called under the lock before an invocation with these arguments is started."""

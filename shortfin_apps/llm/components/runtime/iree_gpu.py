@@ -34,6 +34,7 @@ from shortfin_apps.llm.components.runtime.iree_timeline import Fence
 from shortfin_apps.llm.components.runtime.launch_queue import LaunchQueue
 from shortfin_apps.llm.components.runtime.memory import spare_gpu_bytes, spare_hip_bytes
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
+from shortfin_apps.llm.components.runtime.residency import cuda_compute_units, hip_compute_units
 from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
 
 T = TypeVar("T")
@@ -175,6 +176,11 @@ class GpuDevice(IreeDevice):
     def _read_parameters(self, paths: Sequence[Path]) -> Any:
         return open_parameters(paths)
 
+    def _compute_units(self) -> int | None:
+        if self._context is None:
+            return hip_compute_units(self._ordinal)
+        return self._guard(self._context.compute_units)
+
     def _prepare(self, arguments: Sequence[DeviceBuffer]) -> None:
         if self._lost is not None:
             raise self._lost
@@ -310,6 +316,10 @@ class CudaContext:
     def spare_bytes(self) -> int | None:
         """Return how many bytes may still be allocated. Callers must `enter` first, on the same thread."""
         return spare_gpu_bytes(self._library.cuMemGetInfo_v2)
+
+    def compute_units(self) -> int | None:
+        """Return the GPU's multiprocessors. Callers must `enter` first, on the same thread."""
+        return cuda_compute_units(self._library)
 
     def _check(self, status: int) -> None:
         if status != 0:

@@ -31,7 +31,7 @@ import asyncio
 import atexit
 import ctypes
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import MappingProxyType
@@ -45,7 +45,6 @@ import shortfin.array as sfnp
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature
 from shortfin_apps.llm.components.runtime.device_errors import (
-    TimelineError,
     cause_of,
     copy_of,
     invocation_error,
@@ -55,6 +54,7 @@ from shortfin_apps.llm.components.runtime.device_errors import (
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
 from shortfin_apps.llm.components.runtime.memory import spare_hip_bytes, spare_host_bytes
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
+from shortfin_apps.llm.components.runtime.residency import check_residency, hip_compute_units
 from shortfin_apps.llm.components.runtime.shortfin_buffer import (
     ShortfinBuffer,
     Staging,
@@ -62,6 +62,7 @@ from shortfin_apps.llm.components.runtime.shortfin_buffer import (
     read,
     write,
 )
+from shortfin_apps.llm.components.runtime.shortfin_process import Call, Completion, Process
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, read_exports
 from shortfin_apps.llm.contract.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
@@ -84,7 +85,7 @@ def open_hostcpu() -> ShortfinDevice:
     shortfin has no setting for hardware threads or for spinning workers.
     """
     builder = sf.host.CPUSystemBuilder(env_prefix=None, hostcpu_allocators="caching")
-    return ShortfinDevice("hostcpu", builder.create_system(), lambda _: spare_host_bytes(), unified=True)
+    return ShortfinDevice("hostcpu", builder.create_system())
 
 
 class ShortfinPending:
@@ -123,59 +124,19 @@ class ShortfinProgram:
         self._functions.clear()
 
 
-class _Call(sf.Message):  # type: ignore[misc]
-    """Work that the process starts; `start` should wait for the device only if necessary."""
-
-    def __init__(self, start: Callable[[], Awaitable[None]]) -> None:
-        super().__init__()
-        self.start = start
-
-
-class _Process(sf.Process):  # type: ignore[misc]
-    """Runs calls in the order in which they were queued, until the queue is closed."""
-
-    def __init__(self, reader: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._reader = reader
-        self.ended: Future[None] = Future()
-
-    async def run(self) -> None:
-        try:
-            while (call := await self._reader()) is not None:
-                await call.start()
-                del call
-        finally:
-            self.ended.set_result(None)
-
-
-class _Completion:
-    """An awaitable that completes when all work submitted to the device so far has completed."""
-
-    def __init__(self, device: Any) -> None:
-        self._iterator = device.__await__()  # fixes the point of the timeline now, not when awaited
-
-    def __await__(self) -> Generator[Any, None, None]:
-        try:
-            yield from self._iterator
-        except Exception as error:
-            raise TimelineError(str(error)) from error
-
-
 class ShortfinDevice:
-    """A device; `unified`: the host can access its memory. `spare_bytes` is called with a pipeline stage."""
+    """A device: AMD GPUs with these `ordinals` in HIP, one per pipeline stage; without any, the host CPU."""
 
-    def __init__(
-        self, name: str, system: Any, spare_bytes: Callable[[int], int | None], *, unified: bool
-    ) -> None:
+    def __init__(self, name: str, system: Any, ordinals: Sequence[int] = ()) -> None:
         self._name = name
-        self._spare_bytes = spare_bytes
+        self._ordinals = ordinals
         self._system = system
-        self._unified = unified
+        self._unified = not ordinals  # the host can access the device's memory
         self._worker = system.create_worker("device")
         self._fiber = system.create_fiber(self._worker)
         self._staging = StagingPool(self._fiber)
         self._queue = system.create_queue()
-        self._process = _Process(self._queue.reader(), fiber=self._fiber)
+        self._process = Process(self._queue.reader(), fiber=self._fiber)
         self._process.launch()
         self._arrays: dict[int, Any] = {}  # arrays on the device, by `id()`, until they are freed
         self._leaked: list[Any] = []  # objects that are never freed
@@ -193,6 +154,7 @@ class ShortfinDevice:
 
     def load_program(self, vmfb: Path, parameters: Sequence[Path], module_name: str) -> ShortfinProgram:
         exports = read_exports(vmfb, module_name)
+        check_residency(vmfb, (export.signature for export in exports.values()), self._compute_units)
         open_parameters(parameters)  # checks the files
         try:
             provider = sf.StaticProgramParameters(self._system, parameter_scope=PARAMETER_SCOPE)
@@ -223,7 +185,7 @@ class ShortfinDevice:
         return self._call(lambda: self._allocate(shape, np.dtype(dtype), stage, on_host)).result()
 
     def spare_bytes(self, stage: int = 0) -> int | None:
-        return self._spare_bytes(stage)
+        return spare_hip_bytes(self._ordinals[stage]) if self._ordinals else spare_host_bytes()
 
     def upload(self, array: Array) -> ShortfinBuffer:
         return self._buffer(array.shape, array.dtype, np.array(array, order="C"))
@@ -252,7 +214,7 @@ class ShortfinDevice:
     ) -> Future[Sequence[ShortfinBuffer]]:
         """Queue a call of `function`; if the invocation fails, the future raises InvocationError."""
         future: Future[Sequence[ShortfinBuffer]] = Future()
-        self._queue.write_nodelay(_Call(lambda: self._invoke(function, buffers, is_async, future)))
+        self._queue.write_nodelay(Call(lambda: self._invoke(function, buffers, is_async, future)))
         return future
 
     def dispose(self, array: Any) -> None:
@@ -290,7 +252,7 @@ class ShortfinDevice:
                 await self._drain()
                 future.set_exception(self._recover(self._fiber, error))
 
-        self._queue.write_nodelay(_Call(start))
+        self._queue.write_nodelay(Call(start))
         return future
 
     # The methods below run on the worker.
@@ -309,12 +271,12 @@ class ShortfinDevice:
             each = dict.fromkeys(buffers)  # two arguments may be one buffer
             stagings = await self._put_on_device([b for b in each if b.staged is not None])
             if not is_async:  # a synchronous function does not wait for earlier work
-                await _Completion(fiber.device(0))
+                await Completion(fiber.device(0))
             results = await function(*(b.argument for b in buffers), fiber=fiber)
             for buffer in buffers:
                 if buffer.copy is not None:
                     buffer.copy.storage.copy_from(buffer.array.storage)
-            completion = _Completion(fiber.device(0))
+            completion = Completion(fiber.device(0))
         except Exception as error:
             await self._drain()  # the next invocation, on another fiber, could overtake the ones in flight
             future.set_exception(self._recover(fiber, error))
@@ -327,7 +289,7 @@ class ShortfinDevice:
 
     async def _complete(
         self,
-        completion: _Completion,
+        completion: Completion,
         fiber: Any,
         results: Any,
         buffers: Sequence[ShortfinBuffer],  # kept alive until here
@@ -351,7 +313,7 @@ class ShortfinDevice:
     async def _put_on_device(self, staged: Sequence[ShortfinBuffer]) -> Sequence[Staging]:
         """Move the buffers to the device; return the host memory that the copies read from."""
         if staged and self._unified:
-            await _Completion(self._fiber.device(0))  # else allocating would wait while holding the GIL
+            await Completion(self._fiber.device(0))  # else allocating would wait while holding the GIL
         contents = []
         for buffer in staged:  # all allocations first, so that the copies make one submission
             contents.append(cast(Array, buffer.staged))
@@ -366,28 +328,32 @@ class ShortfinDevice:
             buffer.array.storage.copy_from(staging.storage)
         return stagings
 
+    def _compute_units(self) -> int | None:
+        """Return the compute units of the smallest GPU; None if one does not report them."""
+        return min((hip_compute_units(each) or 0 for each in self._ordinals), default=0) or None
+
     async def _allocate(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], stage: int, on_host: bool
     ) -> ShortfinBuffer:
         self._check()
         if self._unified:
-            await _Completion(self._fiber.device(0))
+            await Completion(self._fiber.device(0))
         stage %= len(self._fiber.raw_devices)
         array = self._new_array(shape, dtype, stage)
         array.fill(_ZERO)
         if not on_host or self._unified:
-            await _Completion(array.device)
+            await Completion(array.device)
             return self._buffer(shape, dtype, array, stage=stage, is_page_table=True)
         copy = self._new_array(shape, dtype, stage, on_host=True)
         copy.storage.copy_from(array.storage)
-        await _Completion(array.device)
+        await Completion(array.device)
         return self._buffer(shape, dtype, array, stage=stage, copy=copy)
 
     async def _fetch(self, source: ShortfinBuffer) -> Array:
         self._check()
         staging = self._staging.take(source.num_bytes, source.stage)
         staging.storage.copy_from(source.array.storage)
-        await _Completion(self._fiber.device(source.stage))
+        await Completion(self._fiber.device(source.stage))
         content = read(staging.storage, source.shape, source.dtype)
         self._staging.give_back(staging)
         return content
@@ -400,7 +366,7 @@ class ShortfinDevice:
             return
         for row in rows:
             array.view(row).fill(_ZERO)
-        await _Completion(array.device)
+        await Completion(array.device)
 
     async def _free_disposed(self) -> None:
         if self._in_flight and len(self._disposed) > _MAX_DISPOSED:
@@ -420,7 +386,7 @@ class ShortfinDevice:
         try:
             for stage in range(len(self._fiber.raw_devices)):
                 self._check()
-                await _Completion(self._fiber.device(stage))
+                await Completion(self._fiber.device(stage))
         except Exception as error:
             logger.warning("while it was closed: %s", self._recover(self._fiber, error))
         if self._lost is not None:
@@ -489,7 +455,7 @@ def open_hip(device_ids: Sequence[str] = ()) -> ShortfinDevice:
     except Exception as error:
         raise unopenable("hip", error) from None
     ordinals = [available.index(name) for name in chosen]
-    return ShortfinDevice("hip", system, lambda stage: spare_hip_bytes(ordinals[stage]), unified=False)
+    return ShortfinDevice("hip", system, ordinals)
 
 
 def _available(builder: Any) -> list[str]:

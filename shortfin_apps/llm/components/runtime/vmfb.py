@@ -22,6 +22,7 @@ from shortfin_apps.llm.contract.abi import (
     ASYNC_SUFFIX,
     CALLER_OWNED,
     ONLY_DISPATCHES,
+    RESIDENT_WORKGROUPS,
     WORKSPACE_BYTES,
     WORKSPACE_QUERY_SUFFIX,
 )
@@ -151,5 +152,13 @@ def _export(module: Any, function: str) -> Export:
     is_async = function != name or reflection.get("iree.abi.model") == "coarse-fences"
     only_dispatches = reflection.get(ONLY_DISPATCHES) == "true"
     workspace_bytes = int(reflection[WORKSPACE_BYTES]) if reflection.get(CALLER_OWNED) == "true" else None
-    signature = EntrySignature(name, arguments, results, only_dispatches, workspace_bytes)
+    resident = reflection.get(RESIDENT_WORKGROUPS)
+    signature = EntrySignature(
+        name,
+        arguments,
+        results,
+        only_dispatches,
+        workspace_bytes,
+        resident_workgroups=None if resident is None else int(resident),
+    )
     return Export(function, is_async, signature)

@@ -21,7 +21,6 @@ from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.invocation.entry_counts import BOUNDS, EntryCounts, TableCounts
 from shortfin_apps.llm.components.kvcache.lease import CacheUsage
 from shortfin_apps.llm.components.request.messages import ComputedTask, FinishReason
-from shortfin_apps.llm.contract.abi import Entry
 from shortfin_apps.llm.contract.errors import OverloadedError, UnavailableError
 from shortfin_apps.llm.serving.frontend.engine_client import EngineClient
 
@@ -309,9 +308,7 @@ class _EngineCollector(Collector):
         mixes = [HistogramMetricFamily(name, help_text, labels=labels) for name, help_text in _MIXES]
         for entry, counts in entries:
             values = [*self._labels.values(), entry]
-            parsed = Entry.parse(entry)
-            assert parsed is not None, "only entries run"
-            invocations.add_metric([*values, parsed.entry_class], counts.invocations)
+            invocations.add_metric([*values, counts.entry_class], counts.invocations)
             for kind, count in _tokens_by_kind(counts):
                 tokens.add_metric([*values, kind], count)
             distributions = (counts.tasks, counts.prefill_tokens, counts.decode_tokens)

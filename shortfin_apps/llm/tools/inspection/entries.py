@@ -34,7 +34,7 @@ class EntryFacts:
 
     name: str
     family: str | None  # None for a function outside of the ABI
-    entry_class: str | None  # static, dynamic or rows (EntryClass)
+    entry_class: str | None  # EntryClass
     rows: int | None  # requests in a batch; None if dynamic
     length: int | None  # tokens of a request, or of a packed batch; None if dynamic
     arguments: dict[str, str] | None
@@ -78,7 +78,7 @@ def _entry(
     return EntryFacts(
         name=signature.name,
         family=parsed.family.value if parsed else None,
-        entry_class=parsed.entry_class.value if parsed else None,
+        entry_class=parsed.entry_class(is_one_launch=signature.is_one_launch).value if parsed else None,
         rows=parsed.rows if parsed else None,
         length=parsed.length if parsed else None,
         arguments=_arguments(signature, parsed, config),

@@ -5,20 +5,24 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.program.module import ModelModule
-from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, num_weights
 from tests.builder.compiled_model import HYBRID, OTHERS, ROUTED, TINY
 from tests.builder.specs import changed
 
 pytest.importorskip("triton", reason="Triton is not installed")
+from shortfin_apps.llm.builder.lowering.triton import one_launch as one_launch_module
 
 LAYERS = len(TINY.layers)
+HOPPER = Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset())
 
 
 def no_code(kernels: Sequence[Kernel], architecture: str, chip: str) -> list[CodeObject]:
@@ -61,6 +65,64 @@ def test_launches_beside_those_of_layers(
     top_k = sum(count for name, count in launched.items() if name.startswith("best_of"))
     head = 1
     assert launched.total() == in_layer * LAYERS + len(others) + head + top_k
+
+
+def one_launch(target: Target) -> tuple[str, list[Kernel]]:
+    """The program with decodes as one launch, and its kernels."""
+    made: list[Kernel] = []
+
+    def noted(kernels: Sequence[Kernel], architecture: str, chip: str) -> list[CodeObject]:
+        made.extend(kernels)
+        return no_code(kernels, architecture, chip)
+
+    options = BuildOptions(
+        device=target.device, prefill_batch_sizes=(1,), decode_batch_sizes=(4, 16), one_launch=True
+    )
+    return ModelModule(TINY, options, target, noted).text(), made
+
+
+def test_a_decode_as_one_launch_is_between_the_preparation_and_the_best_tokens() -> None:
+    text, _ = one_launch(resolve_target("hip:gfx942"))
+    decode = text[text.index("@decode_bs4$") :].split("util.func public @")[0]
+    launched = [name.split("_without_")[0] for name in re.findall(r"flow\.dispatch @(\w+)::", decode)]
+    assert launched == ["prepare", "decode_layers_4", "best_of_chunks", "best_of_row"]
+    # Addresses are stored when the program is loaded: of each layer's weights, and of the last norm.
+    assert "store_addresses" not in decode
+    [initialiser] = re.findall(r"^util\.initializer \{(.*?)^\}", text, re.DOTALL | re.MULTILINE)
+    assert initialiser.count("@store_addresses") == 2 * (LAYERS + 1)  # as @name::@name
+
+
+def one_launch_by_default(target: Target, **given: Any) -> bool:
+    options = BuildOptions(device=target.device, prefill_batch_sizes=(1,), decode_batch_sizes=(4,), **given)
+    return "decode_layers_4" in ModelModule(TINY, options, target, no_code).text()
+
+
+def test_one_launch_is_the_default_only_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    ampere = replace(HOPPER, device="cuda:sm_80", cpu="sm_80")
+    targets = [HOPPER, ampere, resolve_target("hip:gfx942")]
+    assert [one_launch_by_default(target) for target in targets] == [True, False, False]
+    assert not one_launch_by_default(HOPPER, one_launch=False)
+    assert one_launch_by_default(ampere, one_launch=True)
+    monkeypatch.setattr(one_launch_module, "MOST_WEIGHTS", num_weights(TINY) - 1)
+    assert not one_launch_by_default(HOPPER)
+    assert one_launch_by_default(HOPPER, one_launch=True)
+
+
+@pytest.mark.parametrize("target", [resolve_target("hip:gfx942"), HOPPER], ids=lambda target: target.cpu)
+def test_all_decodes_split_contexts_alike(target: Target) -> None:
+    """Otherwise a row's bits would depend on the number of rows."""
+    _, made = one_launch(target)
+    slots = {"attend_singles": "COLUMNS", "decode_layers": "SLOTS"}
+    found = {
+        name: {
+            (kernel.constexprs["SPLIT"], kernel.constexprs[constant])
+            for kernel in made
+            if kernel.name.startswith(name)
+        }
+        for name, constant in slots.items()
+    }
+    assert len(found["attend_singles"]) == 1
+    assert found["attend_singles"] == found["decode_layers"]
 
 
 def test_a_layer_with_experts_takes_nine_launches() -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
-from shortfin_apps.llm.builder.lowering.triton.tiles import AttentionTile, TileTable, fitted, tiles_of
+from shortfin_apps.llm.builder.lowering.triton.tiles import (
+    AttentionTile,
+    TileTable,
+    fitted,
+    one_launch_tiles,
+    tiles_of,
+)
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
 from shortfin_apps.llm.model.weight_blocks import Q4_1
@@ -87,3 +94,15 @@ def test_an_attention_has_fewer_slots_of_wide_heads_and_room_for_all_that_share_
     tile = AttentionTile(16, 128, Tuning(), most_key_bytes=16 << 10)
     sizes = [(fitted(tile, sharing, head_bytes)) for sharing, head_bytes in ((3, 128), (24, 256), (1, 160))]
     assert [(each.queries, each.columns) for each in sizes] == [(16, 128), (32, 64), (16, 64)]
+
+
+@pytest.mark.parametrize("target", [AMD, HOPPER], ids=lambda target: target.cpu)
+@pytest.mark.parametrize("features", [16, 576, 960, 3072, 6144, 28672, 49152, 128256])
+def test_no_workgroup_of_one_launch_has_more_columns_than_with_other_tiles(
+    target: Target, features: int
+) -> None:
+    tiles = one_launch_tiles(target)
+    most = {columns: ceil(ceil(features / columns) / tiles.programs) * columns for columns in (16, 32, 64)}
+    chosen = tiles.matmul(8, (features, 64))
+    assert most[chosen.columns] == min(most.values())
+    assert chosen.tuning == tiles.tuning

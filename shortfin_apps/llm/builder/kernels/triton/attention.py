@@ -113,10 +113,27 @@ def attend_singles(
     HEAD_DIM] f32 and `states` [rows, HEADS, MOST_SPLITS, 2] f32 (see `combine`), and count themselves in
     `counters` [rows, KV_HEADS] i32. `counters` must be zero before a launch, and is zero after it.
     """
+    attend_share(
+        tl.program_id(0), tl.program_id(1), tl.program_id(2),
+        q, cache, offsets, starts, seq_lens, blocks, sinks, counters, out, parts, states, tokens, rows, width,
+        layer,
+        HEADS, KV_HEADS, HEAD_DIM, BLOCK_DIM, STRIDE, PAGE_ROWS, ROW, QUERIES, COLUMNS, WINDOW, CAP, SHARES,
+        SPLIT, MOST_SPLITS,
+    )  # fmt: skip
+
+
+@triton.jit
+def attend_share(
+    row, kv_head, share,
+    q, cache, offsets, starts, seq_lens, blocks, sinks, counters, out, parts, states, tokens, rows, width,
+    layer,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr, ROW: tl.constexpr, QUERIES: tl.constexpr,
+    COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SHARES: tl.constexpr, SPLIT: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Compute the share of `attend_singles` with this number, of a row and a K/V head."""
     SHARING: tl.constexpr = HEADS // KV_HEADS
-    row = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    share = tl.program_id(2)
     start = tl.load(starts + row).to(tl.int32)
     seq_len = tl.load(seq_lens + row).to(tl.int32)
     if offsets is None:

@@ -21,8 +21,23 @@ def linear(
     they are None. `in_squares` belongs to a norm that is deferred to this matmul, otherwise it is None. With
     `norm` [OUT], also writes `scaled` and `squares` for the next matmul.
     """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    linear_tile(
+        tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS,
+        x, x_scales, in_squares, w, scales, minima, residual, norm, y, scaled, squares, tokens,
+        IN, OUT, EPS, GROUP, BLOCKS, ROWS, COLUMNS, DEPTH, EARLY,
+    )  # fmt: skip
+
+
+@triton.jit
+def linear_tile(
+    first_row, first_column,
+    x, x_scales, in_squares, w, scales, minima, residual, norm, y, scaled, squares, tokens,
+    IN: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Compute the tile of `linear` that starts at a row and a column. `y` may be `residual`."""
+    row = first_row + tl.arange(0, ROWS)
+    column = first_column + tl.arange(0, COLUMNS)
     inside = (row < tokens)[:, None] & (column < OUT)[None, :]
     at = row[:, None].to(tl.int64) * OUT + column[None, :]
     # A small tile loads the operands of its epilogue before the product; large tiles lack the registers.
@@ -64,11 +79,28 @@ def gated_linear(
     """Compute y [tokens, OUT] = silu(gate) * up, from x [tokens, IN] and w [2 * OUT, IN].
 
     w has the rows of gate, then the rows of up, and may be in blocks, as in `linear`. ACTIVATION may replace
-    silu (see `gated`). A tile's columns alternate between gate and up, so that one product computes both.
+    silu (see `gated`).
     """
-    HALF: tl.constexpr = COLUMNS // 2
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    first = tl.program_id(1) * HALF
+    gated_linear_tile(
+        tl.program_id(0) * ROWS, tl.program_id(1) * (COLUMNS // 2),
+        x, x_scales, in_squares, w, scales, minima, y, tokens,
+        IN, OUT, EPS, GROUP, BLOCKS, ROWS, COLUMNS, DEPTH, EARLY, ACTIVATION,
+    )  # fmt: skip
+
+
+@triton.jit
+def gated_linear_tile(
+    first_row, first,
+    x, x_scales, in_squares, w, scales, minima, y, tokens,
+    IN: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Compute the tile of `gated_linear` with COLUMNS / 2 columns of y, from column `first` on.
+
+    The columns of the product alternate between gate and up, so that one product computes both.
+    """
+    row = first_row + tl.arange(0, ROWS)
     each = tl.arange(0, COLUMNS)
     weight_row = tl.minimum(first + each // 2, OUT - 1) + each % 2 * OUT
     sums = normalised_product(

@@ -10,7 +10,12 @@ from shortfin_apps.llm.builder.kernels.triton.product import store_scaled_row
 @triton.jit
 def rms_norm(x, weight, y, FEATURES: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr):
     """Compute y [tokens, FEATURES] = x / rms(x) * weight [FEATURES] in f32; one token per workgroup."""
-    token = tl.program_id(0).to(tl.int64)
+    rms_norm_token(tl.program_id(0).to(tl.int64), x, weight, y, FEATURES, BLOCK, EPS)
+
+
+@triton.jit
+def rms_norm_token(token, x, weight, y, FEATURES: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr):
+    """Compute a token's row of `rms_norm`."""
     feature = tl.arange(0, BLOCK)
     inside = feature < FEATURES
     values = tl.load(x + token * FEATURES + feature, mask=inside, other=0.0)
@@ -54,7 +59,19 @@ def embed(
     With `scales`, w is in BLOCKS of 8 bits (see blocks.py). A workgroup handles one token. Ids out of range
     read the last row. With `norm`, also writes `scaled` and `squares` for the first matmul.
     """
-    token = tl.program_id(0)
+    embed_token(
+        tl.program_id(0), ids, w, scales, minima, norm, x, scaled, squares,
+        VOCAB, SCALE, FEATURES, BLOCK, GROUP, BLOCKS,
+    )  # fmt: skip
+
+
+@triton.jit
+def embed_token(
+    token, ids, w, scales, minima, norm, x, scaled, squares,
+    VOCAB: tl.constexpr, SCALE: tl.constexpr, FEATURES: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Compute a token's row of `embed`."""
     given = tl.load(ids + token)
     known = tl.where((given < 0) | (given >= VOCAB), VOCAB - 1, given)
     feature = tl.arange(0, BLOCK)

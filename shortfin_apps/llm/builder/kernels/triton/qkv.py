@@ -26,6 +26,25 @@ def project_qkv(
     A cache row has ROW elements: KV_HEADS * HEAD_DIM, or more in bytes (see cached_bytes.py), for which a
     tile must have whole heads too. `slots` [tokens] i64 is the cache row of each token's key in layer 0. A
     value is STRIDE rows after its key, and the key of the next layer STRIDE rows after that value.
+    """
+    project_qkv_tile(
+        tl.program_id(0) * ROWS, tl.program_id(1) * (COLUMNS // 2),
+        x, x_scales, in_squares, w, scales, minima, bias, head_norm, rotary, slots, cache, q, tokens, layer,
+        IN, HEADS, KV_HEADS, HEAD_DIM, HEAD_COLUMNS, STRIDE, ROW, EPS, GROUP, BLOCKS, ROWS, COLUMNS, DEPTH,
+        EARLY,
+    )  # fmt: skip
+
+
+@triton.jit
+def project_qkv_tile(
+    first_row, first,
+    x, x_scales, in_squares, w, scales, minima, bias, head_norm, rotary, slots, cache, q, tokens, layer,
+    IN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HEAD_COLUMNS: tl.constexpr, STRIDE: tl.constexpr, ROW: tl.constexpr, EPS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Compute the tile of `project_qkv` with COLUMNS / 2 pairs of columns, from the pair `first` on.
 
     A tile's columns are pairs of elements that rotate together, one of each half of a head. A head takes
     HEAD_COLUMNS columns, the last of which are empty if HEAD_DIM is smaller.
@@ -34,9 +53,8 @@ def project_qkv(
     HEAD_PAIRS: tl.constexpr = HEAD_COLUMNS // 2
     PAIRS: tl.constexpr = COLUMNS // 2
     ALL_HEADS: tl.constexpr = HEADS + 2 * KV_HEADS
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = first_row + tl.arange(0, ROWS)
     own = tl.minimum(row, tokens - 1)
-    first = tl.program_id(1) * PAIRS
     each = tl.arange(0, COLUMNS)
     of_column = tl.minimum(first + each // 2, ALL_HEADS * HEAD_PAIRS - 1)
     in_head = tl.minimum(of_column % HEAD_PAIRS, HALF - 1) + each % 2 * HALF

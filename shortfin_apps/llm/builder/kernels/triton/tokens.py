@@ -25,8 +25,8 @@ def row_at(offsets, rows, place, SIZE: tl.constexpr, APART: tl.constexpr):
 
 @triton.jit
 def prepare(
-    given_offsets, starts, seq_lens, blocks, coarse, fine, offsets, slots, rotary, counters, chunk, rows,
-    width,
+    given_offsets, starts, seq_lens, blocks, coarse, fine, offsets, slots, rotary, counters, barrier, chunk,
+    rows, width,
     HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr,
     STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr, KV_HEADS: tl.constexpr,
 ):  # fmt: skip
@@ -39,7 +39,8 @@ def prepare(
 
     Writes `slots` [tokens] i64, the cache row of each token's key in layer 0 as in `cache_slots` of
     graph/token_layout.py; and `rotary` [tokens, 2, HALF] f32, the cosines and sines. If not None, writes the
-    index of each row's first token to `offsets` [rows] i64, and zeros to `counters` [rows, KV_HEADS] i32.
+    index of each row's first token to `offsets` [rows] i64, and zeros to `counters` [rows, KV_HEADS] i32 and
+    `barrier` [1] i32.
     """
     token = tl.program_id(0)
     if given_offsets is None:
@@ -53,6 +54,8 @@ def prepare(
     if counters is not None:
         if token == 0:
             store_zeros(counters, rows * KV_HEADS)
+    if barrier is not None:
+        tl.store(barrier, 0, mask=token == 0)
     position = tl.load(starts + row).to(tl.int32) + token - first
     is_owned = (position < tl.load(seq_lens + row)) & (position < width * STRIDE)
     page = tl.load(blocks + row.to(tl.int64) * width + position // STRIDE, mask=is_owned, other=0)

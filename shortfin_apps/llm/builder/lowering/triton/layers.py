@@ -29,6 +29,7 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
     load_matrix,
     matrix,
 )
+from shortfin_apps.llm.builder.lowering.triton.one_launch import OneLaunch
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two, tiles_of
 from shortfin_apps.llm.builder.lowering.triton.tokens import TritonTokens
@@ -74,11 +75,14 @@ class TritonLayers:
         )
         # A deferred norm multiplies x by the norm's weight before dividing by rms, which may overflow in f16.
         self._defers_norms = self._act != "f16"
+        self._one_launch = OneLaunch(context, self._launcher, defers_norms=self._defers_norms)
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
         if length := _until_attention(operations):
             return length
         match operations:
+            case [Embed(), *_] if length := self._one_launch.takes(operations, values):
+                return length
             case [AddNormed(), Narrow(), *_]:
                 return 2 if _is_chain(operations[:2]) else 0
             case [Embed() | Linear() | AddNormed(), Norm(), *_] if self._defers_norms:
@@ -97,6 +101,8 @@ class TritonLayers:
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
         match run:
+            case [Embed(), *_, Linear() as head]:
+                values[head.out] = self._one_launch.lower(e, run, values)
             case [Embed() as first, Norm() as norm]:
                 x, deferred = self._embed(e, values[first.x], first.weight, norm.weight)
                 values[first.out], values[norm.out] = x, deferred

@@ -120,6 +120,28 @@ class TileTable:
         return next((use.tile for use in self.float4_experts if rows <= use.tokens), None)
 
 
+@dataclass(frozen=True, slots=True)
+class OneLaunchTiles:
+    """The tiles of a decode as one launch. All stages have the same `tuning` and `depth_bytes`.
+
+    `programs`: maximum number of workgroups, all of which must be resident at the same time.
+    """
+
+    programs: int
+    depth_bytes: int
+    tuning: Tuning
+
+    def matmul(self, tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None = None) -> MatmulTile:
+        """Return the tile with which the workgroup that has the most columns has the fewest."""
+
+        def most_columns(columns: int) -> int:
+            tiles = -(-shape[0] // columns)
+            return -(-tiles // self.programs) * columns
+
+        columns = min((64, 32, 16), key=most_columns)  # of equal ones the widest
+        return MatmulTile(16, columns, self.depth_bytes, self.tuning)
+
+
 _AMD = TileTable(
     matmuls=(
         Use(16, _ANY, MatmulTile(16, 32, 128, Tuning(2, 2))),
@@ -221,12 +243,26 @@ _HOPPER = TileTable(
     attention=AttentionTile(64, 128, Tuning(4, 3)),
 )
 
+# Workgroups of one launch, by chip: the multiprocessors or compute units of the smallest product with it (an
+# H100 PCIe, MI300A, MI350X, RX 7900 GRE, RX 9070 GRE).
+_PROGRAMS = {"sm_90": 114, "gfx942": 228, "gfx950": 256, "gfx1100": 80, "gfx1201": 48}
+_LEAST_PROGRAMS = 16
+
 
 def tiles_of(target: Target) -> TileTable:
     """Return the table for the target GPU."""
     if target.architecture != "nvptx":
         return _RDNA3 if target.cpu.startswith("gfx11") else _CDNA4 if target.cpu == "gfx950" else _AMD
     return _HOPPER if target.cpu.startswith("sm_90") else _NVIDIA
+
+
+def one_launch_tiles(target: Target) -> OneLaunchTiles:
+    """Return the tiles of a decode as one launch on the target GPU."""
+    programs = _PROGRAMS.get(target.cpu.removesuffix("a"), _LEAST_PROGRAMS)
+    if target.architecture == "nvptx":
+        return OneLaunchTiles(programs, 512, Tuning(4, 4))
+    # All stages have the number of pipeline stages that attention takes (see _CDNA4).
+    return OneLaunchTiles(programs, 128, Tuning(4, tiles_of(target).decode_attention.tuning.num_stages))
 
 
 def fitted(tile: AttentionTile, sharing: int, head_bytes: int) -> AttentionTile:

@@ -13,6 +13,7 @@ from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.kernels.triton.tokens import last_tokens, prepare
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.one_launch import wants_one_launch
 from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.rope import Rotation
@@ -25,22 +26,24 @@ class TritonTokens:
         self._spec = context.spec
         self._kv_heads = max(each.kv_heads for each in context.spec.blocks_of(Attention))
         self._stride = context.options.block_seq_stride
+        self._one_launch = wants_one_launch(context)
         self._rotaries = context.rotaries
         self._launcher = launcher
 
     def prepare(self, e: Emitter, batch: Batch) -> None:
-        """Emit the computation of the batch's slots, cosines and sines, offsets and counters.
+        """Emit the computation of the batch's slots, cosines and sines, offsets, counters and barrier.
 
         A launch computes the slots of one slab (the pages of some layers), and the cosines and sines of one
         rotation; slabs of states have no slots. Offsets are not needed in a decode. Counters are only for
-        decodes and packed sequences, whose attention of single tokens reads them.
+        decodes and packed sequences, whose attention of single tokens reads them; a barrier only for decodes
+        that may be one launch.
         """
         made = [(*pair, self._prepare(e, batch, *pair)) for pair in self._launches(batch)]
         batch.rotaries = {way: results["rotary"] for way, _, results in reversed(made)}
         for _, slab, results in made:
             slab.slots = results["slots"]
         [(_, _, results), *_] = made
-        batch.counters = results.get("counters")
+        batch.counters, batch.barrier = results.get("counters"), results.get("barrier")
         if not batch.is_decode:
             batch.offsets = batch.given_offsets or results["offsets"]
 
@@ -77,6 +80,8 @@ class TritonTokens:
             operands["offsets"] = None
         if not batch.is_decode and batch.given_offsets is None:
             operands["counters"] = None
+        if not (batch.is_decode and self._one_launch):
+            operands["barrier"] = None
         return self._launcher.launch(e, self._prepare_kernel(way, slab, coarse, fine), operands)
 
     def last_tokens(
@@ -139,6 +144,7 @@ class TritonTokens:
                     "slots": buffer("i64", "tokens"),
                     "rotary": buffer("f32", "tokens", 2, half),
                     "counters": buffer("i32", "rows", self._kv_heads),
+                    "barrier": buffer("i32", 1),
                 },
             ),
             constexprs={

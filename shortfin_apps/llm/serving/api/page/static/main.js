@@ -88,7 +88,7 @@ function showTexts() {
     `prompts computed; ${count(last.running)} requests run and ${count(last.waiting)} wait.`);
   const steps = history.steps.length;
   const classes = history.steps.flatMap((s) => s.classes);
-  const fixed = classes.filter((each) => each === "static").length;
+  const fixed = classes.filter((each) => each !== "dynamic").length;
   say(at("steps-static"), steps ? `${percent(fixed, classes.length)} % on static entries, ` : "");
   say(at("steps-text"), steps ? `${count(steps)} steps in the last 10 seconds.` : "No step in the last 10 seconds.");
   say(at("pool-text"), kinds(snapshot).map(([name, number]) => `${count(number)} pages ${name}`).join(", "));

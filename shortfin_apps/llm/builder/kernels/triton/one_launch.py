@@ -1,0 +1,247 @@
+"""The layers of a decode as one launch: workgroups stay resident, and wait for each other between stages.
+
+The stages are the kernels that are otherwise launches of their own (`embed`, `project_qkv`, `attend_singles`,
+`linear`, `gated_linear`): the same functions compute the same tiles, and therefore the same bits. Each
+workgroup computes every PROGRAMS-th tile of a stage, and arrives at the grid's barrier. Before it waits
+there, it loads what no other workgroup writes. A layer has five stages:
+
+    qkv            a tile of q, k and v; q to `q`, k and v to the cache
+    attention      a share of the context of a row and a K/V head; the last share to finish combines all
+    output         a tile of the output projection with the residual
+    gate and up    a tile of the activated product
+    down           a tile of the projection down with the residual
+
+Norms are deferred to the next matmul as in the separate kernels (see __init__.py). In f16, where they are
+not, a norm is one more stage before qkv and before gate and up. Stages write over what earlier stages left:
+between the last read and the next write of a buffer is at least one barrier.
+
+The weights of a layer are found in the table `weights` [LAYERS + 1, NUM_FIELDS] i64 of addresses, which
+`store_addresses` writes once, when the program is loaded. The first column of the row after the last layer is
+the norm before the head, so that the norm after a layer is always the first column of the next row.
+"""
+
+import triton
+import triton.language as tl
+
+from shortfin_apps.llm.builder.kernels.triton.attention import attend_share
+from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear_tile, linear_tile
+from shortfin_apps.llm.builder.kernels.triton.norm import embed_token, rms_norm_token
+from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv_tile
+from shortfin_apps.llm.builder.kernels.triton.synchronisation import (
+    arrive,
+    is_abandoned,
+    memory_barrier,
+    wait_for,
+)
+
+# Columns of the table of addresses. FIELDS in lowering/triton/one_launch_kernels.py has this order.
+ATTENTION_NORM, QKV, BIAS, HEAD_NORM, SINKS, OUTPUT, FFN_NORM, GATE_UP, DOWN = map(tl.constexpr, range(9))
+NUM_FIELDS = tl.constexpr(9)
+ALIGNMENT = tl.constexpr(16)  # bytes; of all weights and buffers
+
+
+@triton.jit
+def store_addresses(
+    attention_norm, qkv, bias, head_norm, sinks, output, ffn_norm, gate_up, down, table, layer
+):
+    """Store the addresses of a layer's weights in row `layer` of `table` [any, NUM_FIELDS] i64.
+
+    Nothing is stored for a weight that is None.
+    """
+    row = table + layer * NUM_FIELDS
+    store_address(row + ATTENTION_NORM, attention_norm)
+    store_address(row + QKV, qkv)
+    store_address(row + BIAS, bias)
+    store_address(row + HEAD_NORM, head_norm)
+    store_address(row + SINKS, sinks)
+    store_address(row + OUTPUT, output)
+    store_address(row + FFN_NORM, ffn_norm)
+    store_address(row + GATE_UP, gate_up)
+    store_address(row + DOWN, down)
+
+
+@triton.jit
+def store_address(at, weight):
+    if weight is not None:
+        tl.store(at, weight.to(tl.int64))
+
+
+@triton.jit
+def weight_at(table, layer, FIELD: tl.constexpr, like, EXISTS: tl.constexpr = True):
+    """Return the address of a layer's weight, whose elements have the type of `like`'s; None without one."""
+    if EXISTS:
+        address = tl.load(table + layer * NUM_FIELDS + FIELD)
+        return tl.multiple_of(address.to(like.dtype), ALIGNMENT)
+    else:
+        return None
+
+
+@triton.jit
+def buffer_at(work, OFFSET: tl.constexpr, TYPE: tl.constexpr):
+    """Return the address of the buffer of elements of a type, OFFSET bytes after `work`."""
+    return tl.multiple_of((work + OFFSET).to(tl.pointer_type(TYPE)), ALIGNMENT)
+
+
+@triton.jit
+def after_stage(barrier, stage, PROGRAMS: tl.constexpr):
+    """Wait until all workgroups have completed the `stage`-th stage; return the number of the next one."""
+    wait_for(barrier, stage * PROGRAMS)
+    return stage + 1
+
+
+@triton.jit
+def decode_layers(
+    ids, embedding, head, weights, rotary, slots, starts, seq_lens, blocks,
+    cache, counters, barrier, logits, work, width,
+    PROGRAMS: tl.constexpr, TOKENS: tl.constexpr, LAYERS: tl.constexpr, HIDDEN: tl.constexpr,
+    VOCAB: tl.constexpr, FFN: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr, EPS: tl.constexpr,
+    GROUP: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_HEAD_NORM: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr,
+    ROW: tl.constexpr, QUERIES: tl.constexpr, SLOTS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    SHARES: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ROWS: tl.constexpr,
+    EARLY: tl.constexpr, QKV_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, GATE_UP_TILE: tl.constexpr,
+    DOWN_TILE: tl.constexpr, HEAD_TILE: tl.constexpr, DEFERS: tl.constexpr, X: tl.constexpr,
+    SCALED: tl.constexpr, SQUARES: tl.constexpr, Q: tl.constexpr, ATTENDED: tl.constexpr,
+    GATED: tl.constexpr, PARTS: tl.constexpr, STATES: tl.constexpr,
+):  # fmt: skip
+    """Compute `logits` [TOKENS, VOCAB] f32 of the tokens `ids` [TOKENS] i64, one per batch row.
+
+    `embedding` and `head` [VOCAB, HIDDEN]; `rotary` and `slots` are as in `project_qkv`; `starts`,
+    `seq_lens`, `blocks`, `cache` and `counters` as in `attend_singles`. `barrier` [1] i32 and `counters` must
+    be zero before a launch. `work` i8 has the buffers between stages, each at the byte that the constant of
+    its name says. DEFERS: norms are deferred. A matmul's tile is (columns, depth), with ROWS rows, at least
+    TOKENS. If a wait takes too long, all logits are NaN.
+    """
+    Q_FEATURES: tl.constexpr = HEADS * HEAD_DIM
+    IN_BYTES: tl.constexpr = cache.dtype.element_ty == tl.int8
+    x = buffer_at(work, X, tl.float32)
+    scaled = buffer_at(work, SCALED, embedding.dtype.element_ty)
+    squares = buffer_at(work, SQUARES, tl.float32) if DEFERS else None
+    q = buffer_at(work, Q, embedding.dtype.element_ty if IN_BYTES else cache.dtype.element_ty)
+    attended = buffer_at(work, ATTENDED, embedding.dtype.element_ty)
+    gated = buffer_at(work, GATED, embedding.dtype.element_ty)
+    parts = buffer_at(work, PARTS, tl.float32)
+    states = buffer_at(work, STATES, tl.float32)
+    first = tl.program_id(0)
+    stage = 1
+
+    first_norm = weight_at(weights, 0, ATTENTION_NORM, x, DEFERS)
+    for token in tl.range(first, TOKENS, PROGRAMS, num_stages=1):
+        embed_token(
+            token, ids, embedding, None, None, first_norm, x, scaled, squares,
+            VOCAB, SCALE, HIDDEN, BLOCK, GROUP, None,
+        )  # fmt: skip
+    arrive(barrier)
+
+    for layer in tl.range(0, LAYERS, num_stages=1):
+        if not DEFERS:
+            its_norm = weight_at(weights, layer, ATTENTION_NORM, x)
+            stage = after_stage(barrier, stage, PROGRAMS)
+            norm_tokens(its_norm, x, scaled, PROGRAMS, TOKENS, HIDDEN, BLOCK, EPS)
+            arrive(barrier)
+
+        qkv = weight_at(weights, layer, QKV, embedding)
+        bias = weight_at(weights, layer, BIAS, x, HAS_BIAS)
+        head_norm = weight_at(weights, layer, HEAD_NORM, x, HAS_HEAD_NORM)
+        columns = (HEADS + 2 * KV_HEADS) * HEAD_COLUMNS
+        stage = after_stage(barrier, stage, PROGRAMS)
+        for tile in tl.range(first, tl.cdiv(columns, QKV_TILE[0]), PROGRAMS, num_stages=1):
+            project_qkv_tile(
+                0, tile * (QKV_TILE[0] // 2),
+                scaled, None, squares, qkv, None, None, bias, head_norm, rotary, slots, cache, q, TOKENS,
+                layer,
+                HIDDEN, HEADS, KV_HEADS, HEAD_DIM, HEAD_COLUMNS, STRIDE, ROW, EPS, GROUP, None, ROWS,
+                QKV_TILE[0], QKV_TILE[1], EARLY,
+            )  # fmt: skip
+        arrive(barrier)
+
+        sinks = weight_at(weights, layer, SINKS, x, HAS_SINKS)
+        splits = tl.minimum(tl.cdiv(width * STRIDE, SPLIT), MOST_SPLITS)
+        stage = after_stage(barrier, stage, PROGRAMS)
+        for item in tl.range(first, TOKENS * KV_HEADS * splits, PROGRAMS, num_stages=1):
+            # The number of the share changes last, because only long contexts have the later shares.
+            attend_share(
+                item % TOKENS, item // TOKENS % KV_HEADS, item // (TOKENS * KV_HEADS),
+                q, cache, None, starts, seq_lens, blocks, sinks, counters, attended, parts, states, TOKENS,
+                TOKENS, width, layer,
+                HEADS, KV_HEADS, HEAD_DIM, BLOCK_DIM, STRIDE, PAGE_ROWS, ROW, QUERIES, SLOTS, WINDOW, CAP,
+                SHARES, SPLIT, MOST_SPLITS,
+            )  # fmt: skip
+            memory_barrier()  # waves without queries of the item must not start the next one yet
+        arrive(barrier)
+
+        output = weight_at(weights, layer, OUTPUT, embedding)
+        ffn_norm = weight_at(weights, layer, FFN_NORM, x, DEFERS)
+        stage = after_stage(barrier, stage, PROGRAMS)
+        for tile in tl.range(first, tl.cdiv(HIDDEN, OUTPUT_TILE[0]), PROGRAMS, num_stages=1):
+            linear_tile(
+                0, tile * OUTPUT_TILE[0],
+                attended, None, None, output, None, None, x, ffn_norm, x, scaled, squares, TOKENS,
+                Q_FEATURES, HIDDEN, EPS, GROUP, None, ROWS, OUTPUT_TILE[0], OUTPUT_TILE[1], EARLY,
+            )  # fmt: skip
+        arrive(barrier)
+
+        if not DEFERS:
+            its_norm = weight_at(weights, layer, FFN_NORM, x)
+            stage = after_stage(barrier, stage, PROGRAMS)
+            norm_tokens(its_norm, x, scaled, PROGRAMS, TOKENS, HIDDEN, BLOCK, EPS)
+            arrive(barrier)
+
+        gate_up = weight_at(weights, layer, GATE_UP, embedding)
+        stage = after_stage(barrier, stage, PROGRAMS)
+        for tile in tl.range(first, tl.cdiv(2 * FFN, GATE_UP_TILE[0]), PROGRAMS, num_stages=1):
+            gated_linear_tile(
+                0, tile * (GATE_UP_TILE[0] // 2),
+                scaled, None, squares, gate_up, None, None, gated, TOKENS,
+                HIDDEN, FFN, EPS, GROUP, None, ROWS, GATE_UP_TILE[0], GATE_UP_TILE[1], EARLY, ACTIVATION,
+            )  # fmt: skip
+        arrive(barrier)
+
+        down = weight_at(weights, layer, DOWN, embedding)
+        next_norm = weight_at(weights, layer + 1, ATTENTION_NORM, x, DEFERS)
+        stage = after_stage(barrier, stage, PROGRAMS)
+        for tile in tl.range(first, tl.cdiv(HIDDEN, DOWN_TILE[0]), PROGRAMS, num_stages=1):
+            linear_tile(
+                0, tile * DOWN_TILE[0],
+                gated, None, None, down, None, None, x, next_norm, x, scaled, squares, TOKENS,
+                FFN, HIDDEN, EPS, GROUP, None, ROWS, DOWN_TILE[0], DOWN_TILE[1], EARLY,
+            )  # fmt: skip
+        arrive(barrier)
+
+    if not DEFERS:
+        its_norm = weight_at(weights, LAYERS, ATTENTION_NORM, x)
+        stage = after_stage(barrier, stage, PROGRAMS)
+        norm_tokens(its_norm, x, scaled, PROGRAMS, TOKENS, HIDDEN, BLOCK, EPS)
+        arrive(barrier)
+    stage = after_stage(barrier, stage, PROGRAMS)
+    for tile in tl.range(first, tl.cdiv(VOCAB, HEAD_TILE[0]), PROGRAMS, num_stages=1):
+        linear_tile(
+            0, tile * HEAD_TILE[0],
+            scaled, None, squares, head, None, None, None, None, logits, None, None, TOKENS,
+            HIDDEN, VOCAB, EPS, GROUP, None, ROWS, HEAD_TILE[0], HEAD_TILE[1], EARLY,
+        )  # fmt: skip
+    if is_abandoned(barrier):
+        memory_barrier()  # no logits of another wave may follow
+        for tile in tl.range(first, tl.cdiv(VOCAB, HEAD_TILE[0]), PROGRAMS, num_stages=1):
+            store_nans(logits, tile * HEAD_TILE[0], TOKENS, VOCAB, HEAD_TILE[0])
+
+
+@triton.jit
+def store_nans(logits, first, TOKENS: tl.constexpr, VOCAB: tl.constexpr, COLUMNS: tl.constexpr):
+    """Make NaN of COLUMNS logits from `first` on of every token, which the host reports as an error."""
+    column = first + tl.arange(0, COLUMNS)
+    for token in range(TOKENS):
+        nans = tl.full((COLUMNS,), float("nan"), tl.float32)
+        tl.store(logits + token * VOCAB + column, nans, mask=column < VOCAB)
+
+
+@triton.jit
+def norm_tokens(
+    weight, x, y,
+    PROGRAMS: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr, BLOCK: tl.constexpr,
+    EPS: tl.constexpr,
+):  # fmt: skip
+    """Compute this workgroup's rows of `rms_norm`."""
+    for token in tl.range(tl.program_id(0), TOKENS, PROGRAMS, num_stages=1):
+        rms_norm_token(token.to(tl.int64), x, weight, y, FEATURES, BLOCK, EPS)

@@ -1,0 +1,213 @@
+"""Create the kernel of a decode as one launch, from the kernels that are otherwise launches of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from shortfin_apps.llm.builder.graph.batch import Slab
+from shortfin_apps.llm.builder.graph.emitter import Tensor
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
+from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, Regions, buffer
+from shortfin_apps.llm.builder.kernels.triton import GROUP
+from shortfin_apps.llm.builder.kernels.triton.one_launch import decode_layers, store_addresses
+from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
+from shortfin_apps.llm.builder.lowering.triton.attention_kernels import AttentionKernels
+from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, deferred
+from shortfin_apps.llm.builder.lowering.triton.tiles import one_launch_tiles, power_of_two, tiles_of
+from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES
+from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.operations import Activation
+
+# Columns of the table of addresses, in the order of kernels/triton/one_launch.py.
+FIELDS = ("attention_norm", "qkv", "bias", "head_norm", "sinks", "output", "ffn_norm", "gate_up", "down")
+
+_LINE = 128  # bytes
+_ITEM_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer that qualifies; `weights`: names by field of the table of addresses."""
+
+    block: Attention
+    activation: Activation
+    weights: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """The operations of a decode that qualifies."""
+
+    embedding: str
+    layers: tuple[Layer, ...]
+    norm: str
+    head: str
+
+    @property
+    def rows_of_table(self) -> list[dict[str, str]]:
+        """The weights by field, for each row of the table of addresses."""
+        return [*(layer.weights for layer in self.layers), {FIELDS[0]: self.norm}]
+
+
+class OneLaunchKernels:
+    """Creates the kernel of a decode as one launch."""
+
+    def __init__(self, context: LoweringContext, *, defers_norms: bool) -> None:
+        self._defers_norms = defers_norms
+        self._spec = context.spec
+        self._options = context.options
+        self._act = context.options.activations
+        self._weights = context.weights
+        self._attention_tiles = tiles_of(context.target)
+        self._tiles = one_launch_tiles(context.target)
+        self._matmuls = MatmulKernels(context.spec, context.options, self._tiles.matmul)
+
+    def decode_layers(self, decode: Decode, rows: int, slab: Slab) -> Kernel:
+        """Return the kernel for `rows` batch rows of one token each."""
+        layer, spec = decode.layers[0], self._spec
+        attention = self._attention(layer.block, rows, slab)
+        matmuls = self._stages(layer, decode.head, rows, slab)
+        work = self._work(layer, rows, attention)
+        programs = min(self._tiles.programs, max(map(_items, (attention, *matmuls.values()))))
+        return Kernel(
+            name=f"decode_layers_{rows}",
+            function=decode_layers,
+            interface=Interface(
+                constants=("width",),
+                reads=self._reads(decode, rows, attention),
+                writes=self._writes(rows, attention, work),
+            ),
+            constexprs={
+                "PROGRAMS": programs,
+                "TOKENS": rows,
+                "LAYERS": len(decode.layers),
+                "HIDDEN": spec.hidden_size,
+                "VOCAB": spec.vocab_size,
+                "FFN": self._features(layer, "gate_up") // 2,
+                "BLOCK": power_of_two(spec.hidden_size),
+                "SCALE": spec.embedding_scale,
+                "EPS": spec.rms_norm_eps,
+                "GROUP": GROUP,
+                "ACTIVATION": layer.activation,
+                **{f"HAS_{name.upper()}": name in layer.weights for name in ("bias", "head_norm", "sinks")},
+                **_attention_constants(attention),
+                **_matmul_constants(matmuls),
+                "DEFERS": self._defers_norms,
+                **{name.upper(): offset for name, offset in work.offsets.items()},
+            },
+            grid=[programs],
+            tuning=self._tiles.tuning,
+        )
+
+    def _stages(self, layer: Layer, head: str, rows: int, slab: Slab) -> dict[str, Kernel]:
+        """Return the matmuls as separate kernels, by the names of their tiles in the one kernel."""
+        shapes = {name: self._weights.shape(weight) for name, weight in layer.weights.items()}
+        return {
+            "QKV_TILE": self._matmuls.project_qkv(layer.block, shapes["qkv"], rows, slab),
+            "OUTPUT_TILE": self._matmuls.linear(shapes["output"], rows),
+            "GATE_UP_TILE": self._matmuls.gated_linear(layer.activation, shapes["gate_up"], rows),
+            "DOWN_TILE": self._matmuls.linear(shapes["down"], rows),
+            "HEAD_TILE": self._matmuls.linear(self._weights.shape(head), rows),
+        }
+
+    def _attention(self, block: Attention, rows: int, slab: Slab) -> Kernel:
+        """Return the separate kernel of attention, for a known number of rows and the longest context."""
+        kernels = AttentionKernels(self._spec, block, self._options, self._attention_tiles)
+        return replace(kernels.attend_singles(slab), grid=[rows, block.kv_heads, kernels.splits])
+
+    def _features(self, layer: Layer, field: str) -> int:
+        return self._weights.shape(layer.weights[field])[0]
+
+    def _reads(self, decode: Decode, rows: int, attention: Kernel) -> dict[str, Buffer]:
+        vocab, hidden = self._spec.vocab_size, self._spec.hidden_size
+        of_attention = _of_rows(attention.interface.reads, rows)
+        return {
+            "ids": buffer("i64", rows),
+            "embedding": buffer(self._act, vocab, hidden),
+            "head": buffer(self._act, vocab, hidden),
+            "weights": buffer("i64", len(decode.layers) + 1, len(FIELDS)),
+            "rotary": buffer("f32", rows, 2, decode.layers[0].block.head_dim // 2),
+            "slots": buffer("i64", rows),
+            **{name: of_attention[name] for name in ("starts", "seq_lens", "blocks")},
+        }
+
+    def _writes(self, rows: int, attention: Kernel, work: Regions) -> dict[str, Buffer]:
+        of_attention = _of_rows(attention.interface.writes, rows)
+        return {
+            "cache": attention.interface.reads["cache"],
+            "counters": of_attention["counters"],
+            "barrier": buffer("i32", 1),
+            "logits": buffer("f32", rows, self._spec.vocab_size),
+            "work": buffer("i8", work.bytes),
+        }
+
+    def _work(self, layer: Layer, rows: int, attention: Kernel) -> Regions:
+        """Return the buffers between stages, in one block: IREE's HIP driver passes at most 16 buffers."""
+        hidden = self._spec.hidden_size
+        of_attention = _of_rows(attention.interface.buffers, rows)
+        buffers = {
+            "x": buffer("f32", rows, hidden),
+            **_of_rows(deferred(self._act, hidden), rows),
+            "q": of_attention["q"],
+            "attended": of_attention["out"],
+            "gated": buffer(self._act, rows, self._features(layer, "gate_up") // 2),
+            "parts": of_attention["parts"],
+            "states": of_attention["states"],
+        }
+        return Regions({name: _aligned_bytes(each) for name, each in buffers.items()})
+
+
+def address_kernel(weights: Mapping[str, Tensor], shape: tuple[int, int]) -> Kernel:
+    """Return the kernel that stores the addresses of `weights`, by field, in a row of the table [shape]."""
+    buffers = {name: buffer(each.dtype, *map(int, each.shape)) for name, each in weights.items()}
+    return Kernel(
+        name="store_addresses",
+        function=store_addresses,
+        interface=Interface(
+            constants=("layer",),
+            reads={field: buffers.get(field, buffer("f32")) for field in FIELDS},
+            writes={"table": buffer("i64", *shape)},
+        ),
+        constexprs={},
+        grid=[1],
+        tuning=Tuning(num_waves=1),
+    )
+
+
+def _items(separate: Kernel) -> int:
+    """Return the number of workgroups that the separate kernel has for at most 16 rows."""
+    return prod(1 if isinstance(each, Tiles) else each for each in separate.grid)
+
+
+def _aligned_bytes(of: Buffer) -> int:
+    """Return the bytes of a buffer, rounded up to lines of the cache."""
+    elements = prod(int(size) for size in of.shape)
+    return -(-elements * _ITEM_BYTES[of.dtype] // _LINE) * _LINE
+
+
+def _of_rows(buffers: Mapping[str, Buffer], rows: int) -> dict[str, Buffer]:
+    """Return the buffers for a known number of batch rows, each of one token."""
+    return {
+        name: buffer(each.dtype, *(rows if size in ("rows", "tokens") else size for size in each.shape))
+        for name, each in buffers.items()
+    }
+
+
+def _attention_constants(attention: Kernel) -> dict[str, Constexpr]:
+    """Return the constants of `attend_singles`, of which COLUMNS is SLOTS in the one kernel."""
+    constants = {name: value for name, value in attention.constexprs.items() if name != "sinks"}
+    return {"SLOTS": constants.pop("COLUMNS"), **constants}
+
+
+def _matmul_constants(matmuls: Mapping[str, Kernel]) -> dict[str, Constexpr]:
+    """Return the tile (columns, depth) of each matmul, and what is common to all of them."""
+    qkv = matmuls["QKV_TILE"].constexprs
+    common = {name: qkv[name] for name in ("HEAD_COLUMNS", "ROWS", "EARLY")}
+    return {**common, **{name: _tile_of(each) for name, each in matmuls.items()}}
+
+
+def _tile_of(matmul: Kernel) -> tuple[int, ...]:
+    sizes = [matmul.constexprs[name] for name in ("COLUMNS", "DEPTH")]
+    return tuple(size for size in sizes if isinstance(size, int))
