@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
+from safetensors.numpy import load_file, save_file
 
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact
@@ -368,3 +370,18 @@ def test_a_self_test_comes_from_the_cache_unless_weights_or_pages_are_others(
     for options in (replace(OPTIONS, weights="f32"), replace(OPTIONS, block_seq_stride=8)):
         build_tiny(tmp_path / "c", options)
         assert made.pop() == replace(options, device="cpu")
+
+
+def test_what_is_left_out_is_said_in_one_line(
+    compiler: FakeCompiler, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a model with a vision tower."""
+    directory = write_hf(tmp_path / "model", config={"model_type": "mistral"})
+    tensors = {f"language_model.{n}": t for n, t in load_file(directory / "model.safetensors").items()}
+    tensors |= {f"vision_tower.{n}": np.zeros(250_000, np.float32) for n in "xy"}
+    save_file(tensors, directory / "model.safetensors")
+    text = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({"model_type": "mistral3", "text_config": text}))
+    build(str(directory), tmp_path / "a", OPTIONS, PlainProgress())
+    lines = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert lines == ["left out: vision and audio parts (2 tensors, 2.0 MB), as only text is supported"]

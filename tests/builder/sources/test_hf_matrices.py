@@ -21,6 +21,7 @@ from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.builder.weights.own_types import with_own_types
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.families.family import ExpertStack
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.model.weight_blocks import E2M1, MXFP4, BlockType
 from tests.builder.golden_families import GoldenFamily, stored_weights
@@ -297,7 +298,7 @@ def test_empty_experts_of_any_number_are_refused_before_they_are_named() -> None
     with pytest.raises(
         BuildError, match="x: its tensors hold 1,099,511,627,776 experts, but at most 262,144"
     ):
-        stacked_experts("x", {name: (path, name)}, {path: stored})
+        stacked_experts("x", ExpertStack.ALTERNATING, {name: (path, name)}, {path: stored})
 
 
 @pytest.mark.parametrize(
@@ -324,3 +325,32 @@ def test_a_config_without_the_kinds_of_layers_and_the_rotation_has_those_of_gpt_
     assert rope.scaling.magnitude == pytest.approx(1.3465735902799727)
     assert spec.experts is not None
     assert spec.experts.per_token == 4
+
+
+def halves(tensors: Tensors, layer: int) -> Tensors:
+    """The stacked form of a layer's experts, as published Qwen3.5 have it."""
+    prefix = f"model.layers.{layer}.mlp.experts."
+    names = [name for name in tensors if name.startswith(prefix)]
+    experts = [tensors.pop(name) for name in sorted(names)]
+    assert experts
+    down, gate, up = (np.stack(experts[kind::3]) for kind in range(3))  # in this order by name
+    return {f"{prefix}gate_up_proj": np.concatenate([gate, up], axis=1), f"{prefix}down_proj": down}
+
+
+def test_experts_may_be_stacked_with_gates_before_ups(tmp_path: Path) -> None:
+    family = GoldenFamily.of("qwen35-moe")
+    apart = HfDirectorySource(family.write_hf(tmp_path / "apart"))
+    for layer in (0, 2):  # the other one stays as it is
+        family.tensors.update(halves(family.tensors, layer))
+    stacked = HfDirectorySource(family.write_hf(tmp_path / "stacked"))
+    expected = stored_weights(apart)
+    for weight, values in stored_weights(stacked).items():
+        np.testing.assert_array_equal(values, expected[weight], err_msg=weight)
+
+
+def test_stacked_experts_of_a_family_without_biases_have_none(tmp_path: Path) -> None:
+    family = GoldenFamily.of("qwen35-moe")
+    family.tensors.update(halves(family.tensors, 0))
+    family.tensors["model.layers.0.mlp.experts.down_proj_bias"] = np.zeros((7, 48), np.float32)
+    with pytest.raises(BuildError, match="layer 0 has biases or blocks of experts, which its family lacks"):
+        HfDirectorySource(family.write_hf(tmp_path))

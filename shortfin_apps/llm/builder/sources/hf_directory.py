@@ -142,7 +142,7 @@ class HfDirectorySource(ModelSource):
         """Return the matrices not stored as one tensor each, and remove their tensors from `_tensors`."""
         quantisation, stacks = self._given.quantization_config, self._family.stacks_experts
         if stacks and (quantisation or {}).get("quant_method") in (None, "mxfp4"):
-            return stacked_experts(self._where, self._tensors, self._files)
+            return stacked_experts(self._where, stacks, self._tensors, self._files)
         kind = matrix_format(self._where, quantisation) or (UNDECLARED_FP8 if self._has_fp8() else None)
         return quantised_matrices(self._where, kind, self._tensors, self._files) if kind else {}
 

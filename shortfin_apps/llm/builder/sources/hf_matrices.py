@@ -8,7 +8,8 @@ layer:
     mlp.experts.gate_up_proj_scales  [experts, out, in / 32] u8, which replace it: MXFP4
     mlp.experts.gate_up_proj_bias    [experts, out]
 
-`down_proj` is stored likewise. The output features of `gate_up_proj` alternate between gate and up.
+`down_proj` is stored likewise. The output features of `gate_up_proj` alternate between gate and up. Qwen3.5
+may have `gate_up_proj` [experts, out, in] and `down_proj`, both in floats, with all gates before all ups.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from shortfin_apps.llm.builder.sources.base import Array, Quantisation, as_float
 from shortfin_apps.llm.builder.sources.hf_quantised import MatrixFormat
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_EXPERTS, check_at_most
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.model.families.family import ExpertStack
 from shortfin_apps.llm.model.weight_blocks import BLOCK, MXFP4, Blocks, BlockType
 
 Place = tuple[Path, str]  # a file, and the name of a tensor in it
@@ -36,11 +38,6 @@ Files = Mapping[Path, Any]  # opened by safetensors
 _FP8_TYPES = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 _SIZE_BYTES = 8
 _STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias|_blocks|_scales)?")
-# Projection -> kind of GGUF tensor -> its output features in the projection.
-_OUTPUTS = {
-    "gate_up": {"gate": slice(0, None, 2), "up": slice(1, None, 2)},
-    "down": {"down": slice(None)},
-}
 _RANKS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
 
 
@@ -99,6 +96,7 @@ class ExpertTensor:
     expert: int
     outputs: slice
     files: Files
+    form: ExpertStack = ExpertStack.ALTERNATING
 
     @property
     def quantisation(self) -> Quantisation | None:
@@ -109,7 +107,8 @@ class ExpertTensor:
         if self._is_bias:
             return (self._num_outputs(_stored_shape(self.files, self.stack["_bias"])[1]),)
         if self.block_type is None:
-            _, in_features, out_features = _stored_shape(self.files, self.stack[""])
+            _, *sizes = _stored_shape(self.files, self.stack[""])
+            out_features, in_features = sizes if self.form is ExpertStack.HALVES else reversed(sizes)
             return self._num_outputs(out_features), in_features
         _, out_features, blocks, _ = _stored_shape(self.files, self.stack["_blocks"])
         return self._num_outputs(out_features), blocks * BLOCK
@@ -124,7 +123,8 @@ class ExpertTensor:
             return blocks.dequantise()
         if self._is_bias:
             return self._read("_bias")[self.outputs]
-        return np.ascontiguousarray(self._read("").T[self.outputs])
+        matrix = self._read("") if self.form is ExpertStack.HALVES else self._read("").T
+        return np.ascontiguousarray(matrix[self.outputs])
 
     def blocks(self) -> Blocks | None:
         """Return the blocks of an MXFP4 matrix; None for other tensors. Raises BuildError."""
@@ -167,7 +167,9 @@ def quantised_matrices(
     return found
 
 
-def stacked_experts(where: str, tensors: dict[str, Place], files: Files) -> dict[str, ExpertTensor]:
+def stacked_experts(
+    where: str, form: ExpertStack, tensors: dict[str, Place], files: Files
+) -> dict[str, ExpertTensor]:
     """Return GGUF name -> tensor for all experts, and remove the stacked tensors from `tensors`.
 
     Raises BuildError for a projection with a missing tensor or one of unexpected rank or type, and for more
@@ -181,15 +183,31 @@ def stacked_experts(where: str, tensors: dict[str, Place], files: Files) -> dict
     found, num_experts = {}, 0
     for (layer, projection), stack in stacks.items():
         _check_stack(where, layer, projection, stack, files)
+        if form is ExpertStack.HALVES and stack.keys() != {""}:
+            raise BuildError(
+                f"{where}: layer {layer} has biases or blocks of experts, which its family lacks"
+            )
         count = min(_stored_shape(files, place)[0] for place in stack.values())
         num_experts += count  # checked, as a small file can claim many experts of size 0
         check_at_most(where, "its tensors hold {} experts", num_experts, MAX_EXPERTS)
         for expert in range(count):
-            for kind, outputs in _OUTPUTS[projection].items():
+            for kind, outputs in _outputs(projection, form, stack, files).items():
                 for suffix in ("weight", *(["bias"] if "_bias" in stack else [])):
                     name = f"blk.{layer}.ffn_{kind}.{expert}.{suffix}"
-                    found[name] = ExpertTensor(where, name, stack, expert, outputs, files)
+                    found[name] = ExpertTensor(where, name, stack, expert, outputs, files, form)
     return found
+
+
+def _outputs(
+    projection: str, form: ExpertStack, stack: Mapping[str, Place], files: Files
+) -> dict[str, slice]:
+    """Return the kind of GGUF tensor -> its output features in the projection."""
+    if projection == "down":
+        return {"down": slice(None)}
+    if form is ExpertStack.ALTERNATING:
+        return {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+    half = _stored_shape(files, stack[""])[1] // 2
+    return {"gate": slice(half), "up": slice(half, None)}
 
 
 def _check_stack(where: str, layer: str, projection: str, stack: Mapping[str, Place], files: Files) -> None:

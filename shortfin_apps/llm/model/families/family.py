@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -175,6 +176,13 @@ class Config(BaseModel):
         return (layer + 1) % self.full_attention_interval != 0
 
 
+class ExpertStack(Enum):
+    """How a tensor of Hugging Face files has a projection of all experts of a layer."""
+
+    ALTERNATING = "[experts, in, out], with gate and up in turn"  # gpt-oss, also in MXFP4
+    HALVES = "[experts, out, in], with gate before up"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gguf:
     """How a family's GGUF files, as llama.cpp's converter writes them, differ from a Llama's.
@@ -211,7 +219,7 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)  # tensor names -> ours, in addition to Llama's
     ignored: tuple[str, ...] = ()  # prefixes of names of tensors that are not built
     norms_from_zero: bool = False  # norms multiply by 1 + weight
-    stacks_experts: bool = False  # one tensor has a projection of all experts of a layer
+    stacks_experts: ExpertStack | None = None  # one tensor may have a projection of all experts of a layer
     scales_embedding: bool = False  # multiplies embeddings by the square root of `hidden_size`
     gguf: Gguf = Gguf()
     in_gguf: bool = True  # False: no GGUF file of its architecture is supported

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shortfin_apps.llm.model.families import llama
-from shortfin_apps.llm.model.families.family import Config, Family, Gguf
+from shortfin_apps.llm.model.families.family import Config, ExpertStack, Family, Gguf
 from shortfin_apps.llm.model.spec import Layer
 
 
@@ -43,7 +43,7 @@ GPT_OSS = Family(
     },
     activations={"silu": "clamped"},
     names={"self_attn.sinks": "attn_sinks.weight", "mlp.router": "ffn_gate_inp"},
-    stacks_experts=True,
+    stacks_experts=ExpertStack.ALTERNATING,
     gguf=Gguf(
         names={"post_attention_norm": "ffn_norm"},
         defaults={"activation": "clamped", "sliding_window_pattern": 2},

@@ -11,7 +11,7 @@ from dataclasses import replace
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.families import llama
-from shortfin_apps.llm.model.families.family import Config, Family, Gguf
+from shortfin_apps.llm.model.families.family import Config, ExpertStack, Family, Gguf
 from shortfin_apps.llm.model.families.qwen3 import SPARSE
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.spec import Layer
@@ -111,6 +111,7 @@ QWEN3_5_MOE = replace(
     title="Qwen3.5-MoE",
     model_type="qwen3_5_moe_text",
     part_of="qwen3_5_moe",
+    stacks_experts=ExpertStack.HALVES,
     architecture="qwen35moe",
     layer=qwen3_5_layer,
     fields=FIELDS | EXPERTS,
