@@ -28,6 +28,7 @@ from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Pr
 from shortfin_apps.llm.model.attention import Attention, QueryScaling
 from shortfin_apps.llm.model.config import pool_elements, window_of
 from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.dual_experts import DualExperts
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.layer_inputs import LayerInput, LayerInputs
 from shortfin_apps.llm.model.layer_scale import LayerScale
@@ -117,6 +118,10 @@ def _sharing(spec: ModelSpec) -> ModelSpec:
 
 
 OTHERS |= {"other-heads": OTHER_HEADS, "sharing": _sharing(OTHER_HEADS)}
+_DUAL = DualExperts(dense=96, count=7, per_token=3, features=64, activation="gelu")
+# With experts next to a feed-forward in the second layer.
+DUAL = with_blocks(TINY, {1: _DUAL})
+OTHERS |= {"dual": DUAL}
 _EXPERTS = MoE(count=7, per_token=3, features=96, biases=True)
 # With experts, which have biases, in the second of three layers only; with sinks, and a window in one layer.
 ROUTED = with_blocks(

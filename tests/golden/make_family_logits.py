@@ -233,6 +233,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "vocab_size_per_layer_input": 83,
         },
     ),
+    "gemma4-moe": (
+        "Gemma4",
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 7,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "gemma4-unified": ("Gemma4Unified", GEMMA4 | {"layer_types": ["full_attention"] * 2}),
     "gemma2": (
         "Gemma2",

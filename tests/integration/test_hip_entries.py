@@ -170,7 +170,7 @@ def check_entries(
         *(("gfx942", "routed", "f32"), ("gfx1100", "featured", "f32")),
         *(("gfx1100", "windowed", "q8_0"), ("gfx942", "normed-after", "q8_0")),
         *(("gfx1100", "scaled", "f32"), ("gfx942", "other-heads", "q8_0")),
-        ("gfx1100", "sharing", "f32"),
+        *(("gfx1100", "sharing", "f32"), ("gfx942", "dual", "f32")),
     ],
 )
 def test_all_that_a_layer_may_have_agrees_with_the_reference(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shortfin_apps.llm.model.attention import Attend, NormHeads, NormValues, NormWhole
+from shortfin_apps.llm.model.dual_experts import Zeros
 from shortfin_apps.llm.model.feed_forward import GatedExperts, Route, SumExperts
 from shortfin_apps.llm.model.layer_inputs import TABLE, EmbedLayers, GateLayerInput, JoinLayerInputs
 from shortfin_apps.llm.model.layer_scale import Scale
@@ -93,6 +94,8 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 features[operation.out] = features[operation.x]
             case GateLayerInput():
                 assert (operation.layer + 1) * features[operation.x] <= features[operation.inputs]
+                features[operation.out] = features[operation.x]
+            case Zeros():
                 features[operation.out] = features[operation.x]
             case NormValues():
                 features[operation.out] = features[operation.x]

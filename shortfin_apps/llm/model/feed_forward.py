@@ -160,18 +160,24 @@ class MoE(Block):
     def compute(self, x: F32, layer: ReferenceLayer) -> F32:
         weights, h = layer.weights, layer.normed(x, "ffn_norm.weight")
         bias = weights.get("ffn_gate_inp.bias", np.float32(0))
-        chosen, shares = route(self, h @ weights["ffn_gate_inp.weight"].T + bias)
-        gate_up, down = (_projections(weights, f"ffn_{name}_exps") for name in ("gate_up", "down"))
-        out = np.zeros_like(h)
-        for token, its_experts in enumerate(chosen):
-            for expert, share in zip(its_experts, shares[token], strict=True):
-                both = gate_up[0][expert] @ h[token] + gate_up[1][expert]
-                out[token] += share * (down[0][expert] @ gated(self.activation, both) + down[1][expert])
+        out = sum_of_experts(self, h, h @ weights["ffn_gate_inp.weight"].T + bias, weights)
         if self.shared:
             gates = 1 / (1 + np.exp(-h @ weights["ffn_gate_inp_shexp.weight"].T))
             both = h @ weights["ffn_gate_up_shexp.weight"].T
             out += gates * (gated(self.activation, both) @ weights["ffn_down_shexp.weight"].T)
         return out
+
+
+def sum_of_experts(experts: MoE, h: F32, router: F32, weights: Mapping[str, F32]) -> F32:
+    """Return the weighted sum of each token's experts, of their input `h` and the `router` logits."""
+    chosen, shares = route(experts, router)
+    gate_up, down = (_projections(weights, f"ffn_{name}_exps") for name in ("gate_up", "down"))
+    out = np.zeros_like(h)
+    for token, its_experts in enumerate(chosen):
+        for expert, share in zip(its_experts, shares[token], strict=True):
+            both = gate_up[0][expert] @ h[token] + gate_up[1][expert]
+            out[token] += share * (down[0][expert] @ gated(experts.activation, both) + down[1][expert])
+    return out
 
 
 def _projections(weights: Mapping[str, F32], name: str) -> tuple[F32, F32]:

@@ -44,6 +44,7 @@ COMPILED = (
     "gemma2",
     "gemma4",
     "gemma4-e",
+    "gemma4-moe",
     "gpt-oss",
     "qwen35",
     "qwen35-moe",
@@ -55,7 +56,7 @@ COMPILED = (
     ("name", "target"),
     [
         *((name, HOST) for name in COMPILED),
-        *((name, GENERIC) for name in (*("qwen3-moe-mixed", "gemma3", "gemma4-e", "gpt-oss"),)),
+        *((name, GENERIC) for name in (*("qwen3-moe-mixed", "gemma3", "gemma4-e", "gemma4-moe", "gpt-oss"),)),
     ],
 )
 def test_every_entry_has_the_logits_of_transformers(

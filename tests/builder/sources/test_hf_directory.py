@@ -155,7 +155,7 @@ def test_older_fields_of_a_gemma_4_mean_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"enable_moe_block": True}, "a mixture of experts next to a feed-forward .Gemma 4 26B-A4B. is not"),
+        ({"enable_moe_block": True}, "a token cannot have 0 of 0 experts"),
         ({"hidden_size_per_layer_input": 16}, r"`blk\.0\.inp_gate\.weight` is missing"),
         ({"num_kv_shared_layers": 2}, "layers without others of their kind before them"),
         ({"num_kv_shared_layers": 3}, "layers without others of their kind before them"),
@@ -172,6 +172,21 @@ def test_a_gemma_4_is_refused_by_what_is_missing(
     family.config.update(fields)
     with pytest.raises(BuildError, match=message):
         HfDirectorySource(family.write_hf(tmp_path))
+
+
+def test_factors_of_experts_need_experts(tmp_path: Path) -> None:
+    family = GoldenFamily.of("gemma4-moe")
+    name = "model.layers.1.router.per_expert_scale"
+    family.tensors[name] = np.ones(6, np.float32)
+    with pytest.raises(BuildError, match=rf"`{name}` of shape \(6,\) is no factor for each expert"):
+        HfDirectorySource(family.write_hf(tmp_path))
+    del family.tensors[name]
+    source = HfDirectorySource(family.write_hf(tmp_path))
+    plain = family.tensors["model.layers.1.experts.down_proj"][2]
+    np.testing.assert_array_equal(source.tensor("blk.1.ffn_down.2.weight"), plain)
+    factor = family.tensors["model.layers.0.router.per_expert_scale"][2]
+    scaled = family.tensors["model.layers.0.experts.down_proj"][2] * factor
+    np.testing.assert_array_equal(source.tensor("blk.0.ffn_down.2.weight"), scaled)
 
 
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])

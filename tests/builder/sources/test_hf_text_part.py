@@ -23,6 +23,7 @@ WHOLES = {
     "ministral3-tied": ("mistral3", "language_model.", "language_model.", "vision_tower."),
     "gemma4": ("gemma4", "model.language_model.", "", "model.embed_vision."),
     "gemma4-e": ("gemma4", "model.language_model.", "", "model.audio_tower."),
+    "gemma4-moe": ("gemma4", "model.language_model.", "", "model.vision_tower."),
     "gemma4-unified": ("gemma4_unified", "model.language_model.", "", "model.vision_embedder."),
     "qwen35": ("qwen3_5", "model.language_model.", "", "model.visual."),
     "qwen35-moe": ("qwen3_5_moe", "model.language_model.", "", "model.visual."),

@@ -37,7 +37,7 @@ Files = Mapping[Path, Any]  # opened by safetensors
 
 _FP8_TYPES = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
 _SIZE_BYTES = 8
-_STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias|_blocks|_scales)?")
+_STACK = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.)?experts\.(gate_up|down)_proj(_bias|_blocks|_scales)?")
 _RANKS = {"": 3, "_bias": 2, "_blocks": 4, "_scales": 3}
 
 

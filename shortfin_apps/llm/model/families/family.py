@@ -104,6 +104,8 @@ class Config(BaseModel):
     num_experts: NonNegativeInt | None = None
     num_local_experts: NonNegativeInt | None = None  # an alias of `num_experts`
     num_experts_per_tok: NonNegativeInt = 0
+    top_k_experts: NonNegativeInt | None = None  # Gemma 4's name of `num_experts_per_tok`
+    enable_moe_block: bool = False
     moe_intermediate_size: Size | None = None  # None: `intermediate_size`
     shared_expert_intermediate_size: Size | None = None
     shared_intermediate_size: Size | None = None  # of the feed-forward next to the experts
@@ -174,6 +176,11 @@ class Config(BaseModel):
         if self.layer_types:
             return self.layer_types[layer] == "linear_attention"
         return (layer + 1) % self.full_attention_interval != 0
+
+
+# Our name of the tensor [experts] with a factor for the result of each expert of a layer. Sources multiply
+# the matrices of the down projection by it.
+EXPERT_SCALES = "ffn_down_exps.scale"
 
 
 class ExpertStack(Enum):

@@ -1,8 +1,9 @@
-"""Gemma 4 without images and sound: E2B, E4B, 31B, and 12B ("unified").
+"""Gemma 4 without images and sound: E2B, E4B, 26B-A4B, 31B, and 12B ("unified").
 
 As Gemma 3, with norms of v, other heads in layers without a window (fewer and larger, v is k, and only the
 first frequencies rotate), scores that are not scaled, and a scalar at the end of each layer. In E2B and E4B,
 each layer adds a small embedding of the token, and the last layers read keys and values of earlier ones.
+26B-A4B has routed experts next to the feed-forward.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import fields, replace
 
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.block import Block
+from shortfin_apps.llm.model.dual_experts import DualExperts
 from shortfin_apps.llm.model.families import llama
-from shortfin_apps.llm.model.families.family import Config, Family
+from shortfin_apps.llm.model.families.family import EXPERT_SCALES, Config, ExpertStack, Family
 from shortfin_apps.llm.model.families.gemma import GEMMA2
 from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.layer_inputs import LayerInput
@@ -24,7 +26,19 @@ from shortfin_apps.llm.model.spec import Layer
 def layer(config: Config, number: int) -> Layer:
     features = config.hidden_size_per_layer_input
     added: list[Block] = [LayerInput(features=features, activation=config.activation)] if features else []
-    return attention(config, number), mlp(config, number), *added, LayerScale()
+    return attention(config, number), feed_forward(config, number), *added, LayerScale()
+
+
+def feed_forward(config: Config, number: int) -> MLP | DualExperts:
+    if not config.enable_moe_block:
+        return mlp(config, number)
+    return DualExperts(
+        dense=config.intermediate_size,
+        count=config.expert_count,
+        per_token=config.top_k_experts or 0,
+        features=config.moe_intermediate_size or 0,
+        activation=config.activation,
+    )
 
 
 def mlp(config: Config, number: int) -> MLP:
@@ -83,9 +97,10 @@ GEMMA4 = Family(
         *("global_head_dim", "num_global_key_value_heads", "per_layer_config"),
         *("num_kv_shared_layers", "use_double_wide_mlp"),
         *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+        *("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size"),
     },
     harmless={"cache_implementation"},
-    lacking={"enable_moe_block": "a mixture of experts next to a feed-forward (Gemma 4 26B-A4B)"},
+    stacks_experts=ExpertStack.HALVES,
     defaults={
         "head_dim": 256,
         "global_head_dim": 512,
@@ -106,6 +121,12 @@ GEMMA4 = Family(
     names={
         **GEMMA2.names,
         "layer_scalar": "layer_output_scale.weight",
+        "router.proj": "ffn_gate_inp",
+        "router.scale": "ffn_gate_inp_norm.weight",
+        "router.per_expert_scale": EXPERT_SCALES,
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
         "model.embed_tokens_per_layer": "per_layer_token_embd",
         "model.per_layer_model_projection": "per_layer_model_proj",
         "model.per_layer_projection_norm": "per_layer_proj_norm",

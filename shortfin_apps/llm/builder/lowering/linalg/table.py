@@ -28,6 +28,7 @@ from shortfin_apps.llm.model.attention import (
     NormWhole,
     ScaleQueries,
 )
+from shortfin_apps.llm.model.dual_experts import Zeros
 from shortfin_apps.llm.model.feed_forward import GateTokens
 from shortfin_apps.llm.model.layer_inputs import EmbedLayers, GateLayerInput, JoinLayerInputs
 from shortfin_apps.llm.model.layer_scale import Scale
@@ -72,6 +73,10 @@ def _activate(c: LoweringContext, e: Emitter, operation: Activate, values: Value
     features = both.shape[1] // 2
     gate, up = (e.columns(both, i * features, features) for i in range(2))
     return gated(e, gate, up, operation.activation, c.options.activations)
+
+
+def _zeros(_: LoweringContext, e: Emitter, operation: Zeros, values: Values) -> Tensor:
+    return e.fill("0.0", values[operation.x].shape, "f32")
 
 
 def _scale_queries(_: LoweringContext, e: Emitter, operation: ScaleQueries, values: Values) -> Tensor:
@@ -132,6 +137,7 @@ LOWERINGS: dict[type[Operation], Callable[[LoweringContext, Emitter, Any, Values
     NormValues: _norm_values,
     NormWhole: _norm_whole,
     Scale: _scale,
+    Zeros: _zeros,
     EmbedLayers: embed_layers,
     GateLayerInput: gate_layer_input,
     JoinLayerInputs: join_layer_inputs,
