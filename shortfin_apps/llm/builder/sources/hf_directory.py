@@ -159,7 +159,8 @@ class HfDirectorySource(ModelSource):
         if match is None or place is None:
             return matrix
         scales = read_tensor(self._files, place).astype(np.float32)
-        return matrix.astype(np.float32) * scales[int(match[2])]
+        scaled: Array = matrix.astype(np.float32) * scales[int(match[2])]
+        return scaled
 
     def _check_scales(self) -> None:
         """Raise BuildError unless factors of experts can be multiplied into their matrices."""

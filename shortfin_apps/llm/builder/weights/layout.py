@@ -48,6 +48,7 @@ from shortfin_apps.llm.builder.quantise import quantise, quantise_fp8, quantise_
 from shortfin_apps.llm.builder.target import Fp8Type, Target
 from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.feed_forward import GatedExperts
+from shortfin_apps.llm.model.layer_inputs import TABLE
 from shortfin_apps.llm.model.operations import GatedLinear, Linear, ModelTensor
 from shortfin_apps.llm.model.spec import (
     BuildOptions,
@@ -386,7 +387,10 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
     if not target.is_cpu:
         if options.weights == "fp8" and target.fp8 and name.startswith("blk."):  # no embedding or head
             return Fp8Rows(target.fp8)
-        return RowMajor(options.activations) if blocks is None else BlockRows(blocks)
+        # Only Embed has a kernel that reads rows of blocks, not EmbedLayers.
+        if blocks is None or name == TABLE:
+            return RowMajor(options.activations)
+        return BlockRows(blocks)
     pair = 2 if multiplies_pairs(spec, options, target) else 1
     byte_pair = MATRIX_BYTES if multiplies_matrices(spec, target) else DOT_BYTES
     block_pair = byte_pair if multiplies_blocks(spec, target) else pair
