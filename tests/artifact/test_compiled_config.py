@@ -82,6 +82,7 @@ EDITS: list[tuple[Callable[[Fields, Fields], object], str]] = [
     (lambda config, cache: cache.update(kv_cache_dtype="float16"), "paged_kv_cache.kv_cache_dtype"),
     (lambda config, cache: config["prefill_batch_sizes"].append(3), "prefill_batch_sizes"),
     (lambda config, cache: config["decode_batch_sizes"].append(512), "decode_batch_sizes"),
+    (lambda config, cache: cache.update(pool_heads={"whole": [1, 32]}), "paged_kv_cache.pool_heads"),
     (lambda config, cache: config.update(has_prefill_position=False), "has_prefill_position"),
     (lambda config, cache: config.pop("has_prefill_position"), "has_prefill_position"),
     (lambda config, cache: config.update(module_name="other\x1b"), "module_name"),

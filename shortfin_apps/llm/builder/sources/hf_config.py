@@ -68,8 +68,6 @@ def read_config(
     """
     file, known = f"{where}/config.json", HF_CONFIG.using(family.fields)
     fields = {**family.defaults, **{name: value for name, value in raw.items() if name in known.used}}
-    if lacking := [what for name, what in family.lacking.items() if raw.get(name)]:
-        raise unsupported(where, lacking[0])
     config, given = parse(file, Config, fields), parse(file, HfFields, fields)
     known.using(family.harmless).check(file, raw, accepted)
     _check_rope(file, family, raw, accepted)

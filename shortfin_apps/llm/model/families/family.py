@@ -220,7 +220,6 @@ class Family:
     layer: Callable[[Config, int], Layer]  # returns the blocks of a layer, given by its number
     fields: AbstractSet[str] = frozenset()  # fields of Config that this family uses, in addition to Llama's
     harmless: AbstractSet[str] = frozenset()  # fields of `config.json` without effect, in addition to Llama's
-    lacking: Mapping[str, str] = field(default_factory=dict)  # fields that are refused -> what they switch on
     defaults: Mapping[str, Any] = field(default_factory=dict)  # for fields that `config.json` lacks
     activations: Mapping[str, Activation] = field(default_factory=ACTIVATIONS.copy)  # others are refused
     names: Mapping[str, str] = field(default_factory=dict)  # tensor names -> ours, in addition to Llama's
