@@ -31,7 +31,11 @@ PAGES = 14  # less than all take in the end, so that some are preempted or wait
 
 
 @pytest.fixture(
-    scope="module", params=["qwen3-bias", "qwen3-moe", "smollm3-listed", "olmo2", "gemma3", "gemma2"]
+    scope="module",
+    params=[
+        *("qwen3-bias", "qwen3-moe", "smollm3-listed", "olmo2", "gemma3", "gemma2"),
+        *("ministral3", "gemma4-e", "gemma4-moe"),
+    ],
 )
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = GoldenFamily.of(request.param).write_hf(tmp_path_factory.mktemp("source"))
