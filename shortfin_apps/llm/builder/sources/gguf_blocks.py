@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
-from gguf.quants import IQ4_NL
+from gguf import quants as library
 
 from shortfin_apps.llm.builder.sources.base import FLOAT_TYPES, Quantisation, mxfp4_blocks
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_EXPERTS, check_at_most
@@ -25,7 +25,7 @@ _FEW_BITS = re.compile(r"(I?Q|TQ|MXFP|NVFP)[1-4](_.*)?")
 _STACKED = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.(weight|bias)")
 _RANKS = {"weight": 3, "bias": 2}
 _F16 = np.dtype("<f2")
-_IQ4_VALUES = np.array(IQ4_NL.kvalues, np.int8)  # 4-bit index -> value, in IQ4_NL and IQ4_XS
+_IQ4_VALUES = np.array(library.IQ4_NL.kvalues, np.int8)  # 4-bit index -> value, in IQ4_NL and IQ4_XS
 
 Bytes = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]
@@ -90,6 +90,11 @@ def block_type_of(kind: GGMLQuantizationType) -> BlockType | None:
     if kind in _READERS:
         return _READERS[kind][0]
     return Q4_1 if _FEW_BITS.fullmatch(kind.name) else Q8_0
+
+
+def is_readable(kind: GGMLQuantizationType) -> bool:
+    """Whether tensors of this type can be read, as floats at least."""
+    return kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16) or hasattr(library, kind.name)
 
 
 class _Data:

@@ -49,8 +49,9 @@ FIELDS: Final = {
 _KEYS = {field: key for key, field in FIELDS.items()}
 # Fields that are not set if they are 0, as in llama.cpp.
 _NONE_IF_0 = names(
-    "intermediate_size moe_intermediate_size shared_expert_intermediate_size attn_logit_softcapping "
-    "final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+    "intermediate_size moe_intermediate_size shared_expert_intermediate_size sliding_window "
+    "attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier "
+    "attention_multiplier logits_scaling"
 )
 
 
@@ -104,8 +105,13 @@ def _fields(
     where: str, family: Family, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     """Return the fields of a Config: from the keys, the tensors' shapes and the family's defaults."""
-    known = known_keys(family).used
-    given = {field: keys[key] for key, field in FIELDS.items() if key in keys and key in known}
+    known = known_keys(family).used & keys.keys()
+    layers = keys.get("block_count")
+    given = dict(
+        _field(where, f"{family.architecture}.{key}", field, keys[key], layers)
+        for key, field in FIELDS.items()
+        if key in known
+    )
     given = {field: value for field, value in given.items() if value != 0 or field not in _NONE_IF_0}
     features = given.get("intermediate_size", given.get("moe_intermediate_size"))
     if features is None:
@@ -122,6 +128,19 @@ def _fields(
         "linear_value_head_dim": 4096,
     }
     return {**lacking, **family.gguf.defaults, **given, **tensors, "in_gguf": True}
+
+
+def _field(where: str, name: str, field: str, value: Any, layers: object) -> tuple[str, Any]:
+    """Return the Config field and its value for the key `name`, whose value may be an array of all layers."""
+    if not isinstance(value, list):
+        return field, value
+    if len(value) != layers:
+        raise BuildError(f"{where}: `{name}` has {len(value)} items for {layers} layers")
+    if field == "sliding_window_pattern":
+        return "layer_types", ["sliding_attention" if each else "full_attention" for each in value]
+    if any(each != value[0] for each in value):
+        raise unsupported(where, f"a model whose layers differ in `{name}`")
+    return field, value[0]
 
 
 def known_keys(family: Family) -> KnownFields:
@@ -157,7 +176,7 @@ GGUF_MODEL = KnownFields(
         ),
         **dict.fromkeys(("expert_shared_feed_forward_length", "expert_feed_forward_length"), (0,)),
         "expert_gating_func": (0, 1),  # softmax, explicitly or by default
-        "expert_weights_norm": (True,),  # experts' weights are always normalised, regardless of the key
+        "expert_weights_norm": (True, False),  # experts' weights are normalised, whatever the key says
         "expert_weights_scale": (0, 1),
         **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
         **dict.fromkeys(("nextn_predict_layers", "interleave_moe_layer_step"), (0,)),
@@ -187,5 +206,5 @@ GGUF_TOKENIZER = KnownFields(
         "huggingface.json rwkv.world chat_templates"
     ),
     harmless_prefixes=("ggml.fim_", "chat_template."),
-    neutral={"ggml.add_sep_token": ()},
+    neutral={"ggml.add_sep_token": (), "ggml.suppress_tokens": ()},
 )
