@@ -372,11 +372,12 @@ def test_phi_3s_special_tokens_take_the_space_after_them() -> None:
     """As its own tokenizer.json and llama.cpp have it; the file does not say so."""
     added = ["<|user|>", "<|endoftext|>", "<|placeholder1|>"]
     keys = sentence_piece_keys()
+    keys["ggml.token_type"][2] = TokenType.USER_DEFINED.value  # </s>, as in its files
     keys["ggml.tokens"] = [*keys["ggml.tokens"], *added]
     keys["ggml.token_type"] = [*keys["ggml.token_type"], *[TokenType.CONTROL.value] * len(added)]
     keys["ggml.scores"] = [*keys["ggml.scores"], *[0.0] * len(added)]
-    tokens = ["<|user|>", "▁a", "<|endoftext|>", "▁", "▁a", "<s>", "▁", "▁a"]
-    assert encoded(keys, "<|user|>\n a<|endoftext|> a<s> a") == tokens
+    tokens = ["<|user|>", "▁a", "<|endoftext|>", "▁", "▁a", "<s>", "▁", "▁a", "</s>", "▁a"]
+    assert encoded(keys, "<|user|>\n a<|endoftext|> a<s> a</s> a") == tokens
     keys["ggml.tokens"] = [token.replace("<|placeholder1|>", "<|other|>") for token in keys["ggml.tokens"]]
     assert encoded(keys, "<|user|> a") == ["<|user|>", "▁", "▁a"]
 

@@ -79,7 +79,13 @@ SAME: dict[str, Callable[[Path], Path]] = {
     ),
     "no sliding window": lambda folder: tiny(folder, keys={"llama.attention.sliding_window": 0}),
     "scalars that change nothing": lambda folder: tiny(
-        folder, keys={"llama.vocab_size": 300, "llama.expert_count": 0, "llama.rope.scaling.factor": 1.0}
+        folder,
+        keys={
+            "llama.vocab_size": 300,
+            "llama.attention.layer_norm_epsilon": 1e-5,
+            "llama.expert_count": 0,
+            "llama.rope.scaling.factor": 1.0,
+        },
     ),
 }
 

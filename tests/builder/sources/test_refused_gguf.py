@@ -14,6 +14,7 @@ from gguf import GGUFEndian, GGUFReader, TokenType
 from shortfin_apps.llm.builder.sources.first_look import look_at_gguf
 from shortfin_apps.llm.contract.errors import BuildError
 from tests.builder.gguf_edits import EMBEDDINGS, family, tiny, with_bytes, with_tokens, write_keys
+from tests.builder.golden_families import GoldenFamily
 from tests.builder.model_files import SPEC
 
 
@@ -63,6 +64,12 @@ def bent_factors(folder: Path) -> Path:
     return tiny(folder, tensors={"rope_freqs.weight": factors})
 
 
+def names_of_layers(name: str, folder: Path, layers: tuple[int, ...]) -> list[str]:
+    path = GoldenFamily.of(name).write_gguf(folder / "names.gguf")
+    prefixes = tuple(f"blk.{layer}." for layer in layers)
+    return [tensor.name for tensor in GGUFReader(path).tensors if tensor.name.startswith(prefixes)]
+
+
 LAYERS = len(SPEC.layers)
 # What is published -> a file of that shape, and what its refusal says.
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
@@ -84,6 +91,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         "is an importance matrix, which quantisers read; give the GGUF file of the model",
     ),
     "control vector": (lambda folder: header(folder, "controlvector"), "is a control vector"),
+    "Gemma 3 with its image encoder": (
+        lambda folder: family("gemma3", folder, {"mm.tokens_per_image": 256, "vision.block_count": 27}),
+        "holds a model and its image encoder, as Ollama's files; give a conversion by llama.cpp",
+    ),
     "Qwen3-Embedding": (
         lambda folder: family("qwen3", folder, {"pooling_type": 3}),
         "`qwen3.pooling_type` is 3: it is an embedding model; give a model that generates text",
@@ -146,6 +157,12 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "draft layers of other families": (
         lambda folder: family("qwen3-moe", folder, {"nextn_predict_layers": 1}),
         "`qwen3moe.nextn_predict_layers` is 1, which is not supported",
+    ),
+    "a draft model alone": (
+        lambda folder: family(
+            "qwen35", folder, {"nextn_predict_layers": 1}, without=names_of_layers("qwen35", folder, (0, 1))
+        ),
+        "a draft model alone is not supported",
     ),
     "rotation by other factors": (bent_factors, "`rope_freqs.weight` that does not follow Llama 3's rule"),
     "scaled queries": (

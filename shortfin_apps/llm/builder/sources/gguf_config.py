@@ -85,7 +85,8 @@ def read_config(
         raise BuildError(f"{where}: tensor `token_embd.weight` is missing")
     config = parse(where, Config, _fields(where, family, keys, shapes), _KEYS)
     drafts = config.mtp_num_hidden_layers or 0
-    if drafts >= config.num_hidden_layers:
+    has_layers = any(name.startswith("blk.0.") for name in shapes)
+    if drafts >= config.num_hidden_layers or (drafts and not has_layers):
         raise unsupported(where, "a draft model alone")
     rope, local_rope = ropes(where, family, config, keys, factors)
     if keys.get("attention.value_length", config.head_size) != config.head_size:
@@ -160,8 +161,9 @@ def check_keys(where: str, family: Family, metadata: Mapping[str, Any], accepted
 GGUF_MODEL = KnownFields(
     used=frozenset(key for key, field in FIELDS.items() if field not in OF_SOME_FAMILIES)
     | {*ROPE_FIELDS, "rope.scaling.finetuned", "attention.value_length"},
-    # The sections separate time, height and width of positions in images; for text, all three are equal.
-    harmless=names("vocab_size tensor_data_layout rope.dimension_sections"),
+    # The sections separate time, height and width of positions in images; for text, all three are equal. The
+    # norms of all supported families are RMS norms.
+    harmless=names("vocab_size tensor_data_layout rope.dimension_sections attention.layer_norm_epsilon"),
     neutral={
         **dict.fromkeys(
             ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale"), (0, 1)

@@ -10,6 +10,7 @@ from shortfin_apps.llm.contract.errors import BuildError
 _MODEL = "give the GGUF file of the model itself"
 _ENCODER = f"is the image or audio encoder of a model; {_MODEL}, which is built for text only"
 _IMATRIX = f"is an importance matrix, which quantisers read; {_MODEL}"
+_OLLAMAS = "holds a model and its image encoder, as Ollama's files; give a conversion by llama.cpp"
 _VECTOR = f"is a control vector, which is not supported; {_MODEL} to build it without"
 _LORA = (
     "is a LoRA adapter, which is not supported; merge it into its base model with llama.cpp's "
@@ -32,6 +33,8 @@ def check_kind(where: str, metadata: Mapping[str, Any]) -> None:
     lora = _LORA if "adapter.type" in metadata else None
     if known := _TYPES.get(str(metadata.get("general.type"))) or _ARCHITECTURES.get(architecture) or lora:
         raise BuildError(f"{where}: {known}")
+    if any(key.startswith(f"{architecture}.vision.") for key in metadata):
+        raise BuildError(f"{where}: {_OLLAMAS}")
     pooling, causal = (f"{architecture}.{name}" for name in ("pooling_type", "attention.causal"))
     if kind := metadata.get(pooling):
         raise _not_of_text(where, pooling, kind, "a reranker" if kind == _RANKS else "an embedding model")

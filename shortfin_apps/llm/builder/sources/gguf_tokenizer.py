@@ -99,7 +99,7 @@ CONTROL_ENDS = frozenset({"</s>", "<eos>"})
 # For gpt-oss, where a turn has several messages: <|end|> ends a message, but not the turn.
 TURN_ENDS = frozenset({"<|return|>", "<|call|>"})
 MESSAGE_END = "<|end|>"
-# Phi-3's special tokens take the white space after them, except PHI3_KEEPS_SPACES. GGUF files do not say so:
+# Phi-3's added tokens take the white space after them, except PHI3_KEEPS_SPACES. GGUF files do not say so:
 # its vocabulary is recognised by one of its tokens.
 PHI3_TOKEN = "<|placeholder1|>"
 PHI3_KEEPS_SPACES = frozenset({"<unk>", "<s>", "<|endoftext|>"})
@@ -311,15 +311,15 @@ def _pairs(piece: str, vocab: dict[str, int], lengths: set[int]) -> Iterator[tup
 
 def _add_special_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> None:
     special = dict.fromkeys([*vocabulary.control, *vocabulary.of_type(TokenType.UNKNOWN)])
-    is_phi3 = vocabulary.model == "llama" and PHI3_TOKEN in special
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(t, special=True, normalized=False, rstrip=is_phi3 and t not in PHI3_KEEPS_SPACES)
-            for t in special
-        ]
-    )
     plain = [t for t in vocabulary.of_type(TokenType.USER_DEFINED) if t not in special]
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
+    is_phi3 = vocabulary.model == "llama" and PHI3_TOKEN in special
+
+    def added(token: str, special: bool) -> AddedToken:
+        strips = is_phi3 and token not in PHI3_KEEPS_SPACES
+        return AddedToken(token, special=special, normalized=False, rstrip=strips)
+
+    tokenizer.add_special_tokens([added(token, special=True) for token in special])
+    tokenizer.add_tokens([added(token, special=False) for token in plain])
 
 
 def _adds_bos(vocabulary: GgufVocabulary) -> bool:
