@@ -129,6 +129,18 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda folder: tiny(folder).rename(folder / "tiny-00001-of-00003.gguf"),
         "tiny-00002-of-00003.gguf: no such file",
     ),
+    "OLMo 3 as OLMo 2": (
+        lambda folder: family(
+            "olmo2",
+            folder,
+            {"attention.sliding_window": 32, "attention.sliding_window_pattern": [True, False]},
+        ),
+        r"`olmo2.attention.sliding_window_pattern` is \[True, False\], which is not supported",
+    ),
+    "parts of two downloads": (
+        lambda folder: tiny(folder, keys={"split.count": 1, "split.tensors.count": 5}),
+        "its parts have .* tensors, .* and `split.tensors.count` is 5; download all parts again",
+    ),
     "Q4_0_4_4": (
         lambda folder: of_type(folder, 31),
         "`token_embd.weight` is of type Q4_0_4_4, which was removed; download Q4_0",

@@ -180,7 +180,7 @@ def model_name(stem: str) -> str:
 
     The key `general.name` in the file is not used, as it is often meaningless.
     """
-    return re.sub(r"[.-](I?Q\d\w*|B?F16|F32)$", "", stem, flags=re.IGNORECASE)
+    return re.sub(r"[.-](UD-)?([IT]?Q\d\w*|MXFP4\w*|B?F16|F32)$", "", stem, flags=re.IGNORECASE)
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:

@@ -211,7 +211,8 @@ def _form(kind: int) -> str:
 def read_parts(path: Path) -> list[GgufFile]:
     """Read all split files of the model that `path` belongs to, or the only file.
 
-    Raises BuildError, also if a file's metadata contradicts the number in its name.
+    Raises BuildError, also if a file's metadata contradicts the number in its name, or if the files together
+    lack a tensor or have one twice.
     """
     paths = parts_of(path)
     files = [read_gguf(part) for part in paths]
@@ -224,7 +225,18 @@ def read_parts(path: Path) -> list[GgufFile]:
         if found != (number, len(paths)):
             named = f"{number + 1} of {len(paths)}"
             raise BuildError(f"{part}: is part {found[0] + 1} of {found[1]}, not {named} as in its name")
+    _check_tensor_count(str(paths[0]), files)
     return files
+
+
+def _check_tensor_count(where: str, files: list[GgufFile]) -> None:
+    names = [tensor.name for file in files for tensor in file.tensors]
+    expected = files[0].metadata.get("split.tensors.count", len(names))
+    if len(set(names)) != len(names) or expected != len(names):
+        raise BuildError(
+            f"{where}: its parts have {len(names)} tensors, {len(set(names))} of them different, and "
+            f"`split.tensors.count` is {expected}; download all parts again"
+        )
 
 
 def parts_of(path: Path) -> list[Path]:
