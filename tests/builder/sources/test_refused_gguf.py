@@ -145,6 +145,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda folder: of_type(folder, 31),
         "`token_embd.weight` is of type Q4_0_4_4, which was removed; download Q4_0",
     ),
+    "IQ4_NL_8_8": (lambda folder: of_type(folder, 38), "of type IQ4_NL_8_8, .*; download IQ4_NL"),
     "IQ4_K of another project": (
         lambda folder: of_type(folder, 139),
         "`token_embd.weight` is of type 139, which llama.cpp does not have",

@@ -46,6 +46,7 @@ def words(name: str, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "text", "cut"),
     [
+        ("granite-docling", "Don'T 1234\n", ["Don", "'T", " ", "123", "4", "\n"]),
         ("gpt-4o", "camelCase don't DON'T XMLs", ["camel", "Case", " don't", " DON'T", " XMLs"]),
         ("gpt-4o", "क्षि 1234", ["क्षि", " ", "123", "4"]),
         ("llama4", "a/b\n/c", ["a", "/b", "\n", "/c"]),

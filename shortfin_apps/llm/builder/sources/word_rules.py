@@ -103,7 +103,7 @@ WORD_RULES = _named(
     {
         WordRules((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")): ("default",),
         GPT2: (
-            *("gpt-2", "phi-2", "jais", "trillion", "granite-docling", "exaone4"),
+            *("gpt-2", "phi-2", "jais", "trillion", "exaone4"),
             *("gigachat", "a.x-4.0", "mellum", "modern-bert"),
         ),
         replace(GPT2, composes=True): ("olmo", "mpt"),
@@ -112,7 +112,7 @@ WORD_RULES = _named(
         LLAMA3: (
             *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
         ),
-        GPT4: ("dbrx", "smaug-bpe", "chatglm-bpe"),
+        GPT4: ("dbrx", "smaug-bpe", "chatglm-bpe", "granite-docling"),  # in llama.cpp, the last is as GPT-2's
         replace(GPT4, whole_words=True): ("glm4", "glm5"),
         QWEN2: ("qwen2",),
         replace(QWEN2, composes=False): (
