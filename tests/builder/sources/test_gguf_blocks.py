@@ -32,6 +32,7 @@ from tests.builder.gguf_data import random_data
 from tests.builder.golden_families import GoldenFamily
 
 ROWS, COLUMNS = 6, 512
+CODED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 NAMES = (
     "Q8_0",
     "Q4_0",
@@ -46,13 +47,7 @@ NAMES = (
     "IQ4_NL",
     "MXFP4",
     "IQ4_XS",
-    "IQ3_S",
-    "IQ3_XXS",
-    "IQ2_S",
-    "IQ2_XS",
-    "IQ2_XXS",
-    "IQ1_M",
-    "IQ1_S",
+    *CODED,
 )
 
 
@@ -81,7 +76,18 @@ def test_every_value_is_kept(name: str) -> None:
     np.testing.assert_array_equal(blocks.dequantise(), values_of(stored))
 
 
-@pytest.mark.parametrize("name", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+@pytest.mark.parametrize("name", CODED)
+def test_codes_are_read_a_few_rows_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rows are fewer; where a scale is 0, so are the weights."""
+    monkeypatch.setattr("shortfin_apps.llm.builder.sources.gguf_blocks._ROWS", 4)
+    for scale in (1.0, 0.0):
+        stored = tensor_of(name, scale)
+        blocks = read_blocks(stored)
+        assert blocks is not None
+        np.testing.assert_array_equal(blocks.dequantise(), values_of(stored))
+
+
+@pytest.mark.parametrize("name", CODED)
 def test_codes_lose_less_than_a_requantisation(name: str) -> None:
     """By rms: nothing, or 0.1 % where the scales are the smallest f16; 4 bits lose some percent."""
     stored = tensor_of(name)
