@@ -390,8 +390,10 @@ def encoded(keys: dict[str, Any], text: str) -> list[str | None]:
 def test_sentence_piece_has_llama_cpps_special_tokens_by_default() -> None:
     keys = sentence_piece_keys()
     lacking = {name: value for name, value in keys.items() if not name.endswith("_token_id")}
-    assert rebuild(lacking)[1] == rebuild(keys)[1]
+    unknown = {"ggml.unknown_token_id": 0}
+    assert rebuild(lacking | unknown)[1] == rebuild(keys)[1]
+    assert rebuild(lacking)[1].tokenizer == rebuild(keys)[1].tokenizer
     ids = {"ggml.eos_token_id": 1, "ggml.unknown_token_id": 2, "ggml.padding_token_id": 0}
     unigram = {**lacking, "ggml.model": "t5"}
     assert rebuild(unigram)[1] == rebuild({**unigram, **ids})[1]
-    assert rebuild(unigram)[1] != rebuild({**unigram, **ids, "ggml.unknown_token_id": 0})[1]
+    assert rebuild(unigram)[1] != rebuild({**unigram, **ids, **unknown})[1]

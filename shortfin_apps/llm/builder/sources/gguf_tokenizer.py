@@ -29,7 +29,7 @@ from shortfin_apps.llm.contract.tokenizer_config import NAMED_TOKENS
 
 # `tokenizer.ggml.model` -> keys, without the prefix `tokenizer.`, that its files may lack.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"ggml.bos_token_id": 1, "ggml.eos_token_id": 2, "ggml.unknown_token_id": 0},
+    "llama": {"ggml.bos_token_id": 1, "ggml.eos_token_id": 2},  # the unknown token is found by its name
     "t5": {"ggml.eos_token_id": 1, "ggml.unknown_token_id": 2, "ggml.padding_token_id": 0},
 }
 
@@ -250,8 +250,8 @@ def _unigram(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     least = min(found, default=0.0)
     scored = zip(vocabulary.tokens, vocabulary.scores, kinds, strict=True)
     vocab = [(token, score if kind in plain else least) for token, score, kind in scored]
-    unknown, has_bytes = vocabulary.unk_token_id, TokenType.BYTE in kinds
-    tokenizer = Tokenizer(models.Unigram(vocab, 0 if unknown is None else unknown, has_bytes))
+    has_bytes = TokenType.BYTE in kinds
+    tokenizer = Tokenizer(models.Unigram(vocab, vocabulary.unk_token_id or 0, has_bytes))
     _mark_spaces(tokenizer, vocabulary, _cleaning(vocabulary))
     return tokenizer
 
