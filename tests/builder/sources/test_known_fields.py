@@ -155,8 +155,8 @@ def test_an_unknown_empty_field_passes(table: KnownFields, value: object) -> Non
 
 
 def test_false_says_something_where_true_is_neutral() -> None:
-    table = KnownFields(used=frozenset(), neutral={"causal": (True,), "bias": (0,)})
-    table.check("x", {"causal": True, "bias": False})
+    table = KnownFields(used=frozenset(), neutral={"causal": (True,), "bias": (0,), "factor": (1,)})
+    table.check("x", {"causal": True, "bias": False, "factor": False})
     with pytest.raises(BuildError, match="`causal` is False, which is not supported"):
         table.check("x", {"causal": False})
 

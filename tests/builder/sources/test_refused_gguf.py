@@ -141,6 +141,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda folder: tiny(folder, keys={"split.count": 1, "split.tensors.count": 5}),
         "its parts have .* tensors, .* and `split.tensors.count` is 5; download all parts again",
     ),
+    "a count of tensors in words": (
+        lambda folder: tiny(folder, keys={"split.count": 1, "split.tensors.count": "two\n" * 99}),
+        r"`split.tensors.count` is 'two\\ntwo\\n",
+    ),
     "Q4_0_4_4": (
         lambda folder: of_type(folder, 31),
         "`token_embd.weight` is of type Q4_0_4_4, which was removed; download Q4_0",

@@ -235,7 +235,7 @@ def _check_tensor_count(where: str, files: list[GgufFile]) -> None:
     if len(set(names)) != len(names) or expected != len(names):
         raise BuildError(
             f"{where}: its parts have {len(names)} tensors, {len(set(names))} of them different, and "
-            f"`split.tensors.count` is {expected}; download all parts again"
+            f"`split.tensors.count` is {expected!r:.20}; download all parts again"
         )
 
 

@@ -43,4 +43,4 @@ def check_kind(where: str, metadata: Mapping[str, Any]) -> None:
 
 
 def _not_of_text(where: str, key: str, value: object, what: str) -> BuildError:
-    return BuildError(f"{where}: `{key}` is {value}: it is {what}; give a model that generates text")
+    return BuildError(f"{where}: `{key}` is {value!r:.20}: it is {what}; give a model that generates text")

@@ -65,7 +65,8 @@ def _says_nothing(value: object, neutral: tuple[object, ...]) -> bool:
 
     0 is none of these, as a factor of 0 has a meaning.
     """
-    return value is None or (value is False and True not in neutral) or value in ("", [], {})
+    is_off = value is False and not any(each is True for each in neutral)
+    return value is None or is_off or value in ("", [], {})
 
 
 def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
