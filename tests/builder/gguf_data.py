@@ -14,15 +14,17 @@ from tests.builder.model_files import SPEC, write_gguf
 from tests.builder.specs import changed
 
 # The f16 numbers of a block, by their bytes; others have one at the beginning.
-_TERMS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)} | dict.fromkeys(
+_TERMS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)} | dict.fromkeys(
     ("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)
 )
 # With rows of whole K-quants.
 WIDE = changed(SPEC, {"hidden_size": 256, "features": 512, "heads": 16})
 
 
-def random_data(kind: GGMLQuantizationType, rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.uint8]:
-    """[rows, bytes]."""
+def random_data(
+    kind: GGMLQuantizationType, rows: int, columns: int, seed: int = 0, scale: float = 1.0
+) -> npt.NDArray[np.uint8]:
+    """[rows, bytes]; `scale` is a factor of the f16 numbers."""
     weights, size = GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows * columns // weights, size), dtype=np.uint8)
@@ -30,8 +32,12 @@ def random_data(kind: GGMLQuantizationType, rows: int, columns: int, seed: int =
         blocks[:, 0] = rng.integers(110, 130, len(blocks))
         return blocks.reshape(rows, -1)
     for at in _TERMS.get(kind.name, (0,)):
-        term = rng.uniform(1e-3, 2e-2, (len(blocks), 1)).astype(np.float16)
-        blocks[:, at : at + 2] = term.view(np.uint8)
+        term = (scale * rng.uniform(1e-3, 2e-2, (len(blocks), 1))).astype(np.float16)
+        if kind is GGMLQuantizationType.IQ1_M:  # in the high bits of its last four integers
+            parts = term.view(np.uint16) >> np.arange(0, 16, 4, dtype=np.uint16) & 15
+            blocks[:, 49::2] = blocks[:, 49::2] & 15 | parts.astype(np.uint8) << 4
+        else:
+            blocks[:, at : at + 2] = term.view(np.uint8)
     return blocks.reshape(rows, -1)
 
 

@@ -66,9 +66,10 @@ def write_gguf(
         }[type(value)]
         add(key, value)  # type: ignore[operator]
     writer.add_name(SPEC.name)
-    _add_vocabulary(writer, TINY.tokenizer_files())
     ours = {**tiny_tensors(), **(tensors or {})}
-    for name, array in (whole or {n: _interleaved(n, array) for n, array in ours.items()}).items():
+    stored = whole or {n: _interleaved(n, array) for n, array in ours.items()}
+    _add_vocabulary(writer, TINY.tokenizer_files(), len(stored["token_embd.weight"]))
+    for name, array in stored.items():
         if name != without:
             _add_tensor(writer, name, array, (otherwise or {}).get(name, quantised))
     writer.write_header_to_file()
@@ -132,9 +133,10 @@ def _add_tensor(writer: GGUFWriter, name: str, array: Array, quantised: GGMLQuan
         writer.add_tensor(name, data, raw_dtype=quantised)
 
 
-def _add_vocabulary(writer: GGUFWriter, files: TokenizerFiles) -> None:
+def _add_vocabulary(writer: GGUFWriter, files: TokenizerFiles, rows: int) -> None:
+    """Adds the tokens that have one of the embedding's `rows`."""
     tokenizer = Tokenizer.from_str(files.tokenizer)
-    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])[:rows]
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

@@ -20,6 +20,8 @@ GROUPED = (
     BlockType(8, 16, has_minima=True, group=32),
     BlockType(8, group=32),
 )
+# Of scales and of minima: the f16, and the range of their integers. IQ1_S has minima of up to 105 units.
+_TERMS = ((1.0, (-31, 64)), (-7.0, (-105, 106)))
 BLOCK_TYPES = (Q8_0, Q4_1, MXFP4, BlockType(8, has_minima=True), *GROUPED)
 
 
@@ -32,7 +34,7 @@ def random_blocks(values: npt.NDArray[Any], kind: BlockType) -> Blocks:
     quants = rng.integers(low, high, values.shape, np.int8)
     if kind.is_e2m1:
         quants = E2M1[quants]
-    terms = [_terms(rng, values.shape, kind, scale) for scale in (1, -7)[: kind.num_terms]]
+    terms = [_terms(rng, values.shape, kind, *of_term) for of_term in _TERMS[: kind.num_terms]]
     is_signed = kind.bits == 8 or kind.is_e2m1
     made = Blocks(kind, quants if is_signed else quants.view(np.uint8), *terms)
     unit = np.float32(values.std() / made.dequantise().std())
@@ -40,9 +42,11 @@ def random_blocks(values: npt.NDArray[Any], kind: BlockType) -> Blocks:
     return Blocks(kind, made.quants, *fitted)
 
 
-def _terms(rng: np.random.Generator, shape: tuple[int, ...], kind: BlockType, scale: float) -> Terms:
+def _terms(
+    rng: np.random.Generator, shape: tuple[int, ...], kind: BlockType, scale: float, integers: tuple[int, int]
+) -> Terms:
     rows, columns = shape
     values = (scale * rng.uniform(0.5, 1.5, (rows, columns // kind.spread))).astype(np.float16)
     if kind.group is None:
         return Terms(values)
-    return Terms(values, rng.integers(-31, 64, (rows, columns // kind.size), np.int8))
+    return Terms(values, rng.integers(*integers, (rows, columns // kind.size), np.int8))

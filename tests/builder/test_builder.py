@@ -29,6 +29,7 @@ from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
+from tests.builder.gguf_data import write_random_gguf
 from tests.builder.model_files import write_gguf, write_hf
 
 OPTIONS = BuildOptions()
@@ -233,6 +234,10 @@ def test_a_quantised_source_is_told_what_becomes_of_it(
             "Q8_0",
             r"weights: q8_0, [\d.]+ MB, as most of the source's are Q8_0; `--weights bf16` makes [\d.]+ MB",
         ),
+        (
+            "Q5_0",
+            r"are Q5_0 \(5\.5 bits a weight, kept in 8\); `--weights q4` makes [\d.]+ MB",
+        ),
     ],
 )
 def test_own_types_are_told_with_their_size(
@@ -244,6 +249,22 @@ def test_own_types_are_told_with_their_size(
     assert re.search(says, capsys.readouterr().err)
     assert artifact.manifest is not None
     assert artifact.manifest.options.weights == ("bf16" if kind is None else "q8_0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("IQ2_XXS", r"weights: q8_0, .* are IQ2_XXS \(2\.1 bits a weight, kept in 8\); `--weights q4` makes"),
+        ("IQ1_S", r"weights: q4, .* are IQ1_S \(1\.6 bits a weight, kept in 4\); `--weights bf16` makes"),
+        ("TQ1_0", r"weights: q4, .* are TQ1_0 \(1\.7 bits a weight, rounded in 4\); `--weights bf16` makes"),
+    ],
+)
+def test_weights_that_take_more_bits_are_told_with_them(
+    compiler: FakeCompiler, tmp_path: Path, kind: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(write_random_gguf(tmp_path / "tiny.gguf", GGMLQuantizationType[kind], {}))
+    build(source, tmp_path / "a", OPTIONS, PlainProgress(), own_types=True)
+    assert re.search(says, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -141,11 +141,14 @@ def _own_weights(plan: _Plan) -> str:
     chosen = f"{plan.options.stored_weights}, {_megabytes(plan, plan.options)}"
     if quantisation is None:
         return chosen
-    return f"{chosen}, as most of the source's are {quantisation.name}"
+    return f"{chosen}, as most of the source's are {quantisation}"
 
 
 def _alternative(plan: _Plan) -> str:
-    other: WeightType = "q8_0" if plan.model.quantisation is None else "bf16"
+    """Describe another type to the user, a smaller one for floats and for blocks that grow to 8 bits."""
+    quantisation = plan.model.quantisation
+    grows = quantisation is not None and quantisation.bits is not None and plan.options.weights == "q8_0"
+    other: WeightType = "q8_0" if quantisation is None else "q4" if grows else "bf16"
     options = replace(plan.options, weights=other, block_types=())
     return f"`--weights {other}` makes {_megabytes(plan, options)}"
 

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises BuildError.
     """
-    first_look(args.source)
+    first_look(args.source, args.accept_field)
     _require_compiler()
     options, own_types = options_of(args), args.weights == OWN_TYPES
     if args.in_cache:

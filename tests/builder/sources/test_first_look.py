@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from gguf import GGUFWriter
 
-from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf
+from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf, look_at_gguf_start
 from shortfin_apps.llm.contract.errors import BuildError
 from tests.builder.model_files import write_gguf, write_hf
 
@@ -45,7 +45,22 @@ def test_a_gguf_file_is_refused_by_its_header(
 
 
 def test_sentence_piece_has_no_pre_tokenizer(tmp_path: Path) -> None:
-    look_at_gguf(write_header(tmp_path / "x.gguf", "llama", model="llama", pre="whatever"))
+    path = write_header(tmp_path / "x.gguf", "llama", model="llama", pre="whatever")
+    look_at_gguf_start("x", path.read_bytes())
+
+
+def test_the_start_of_a_file_is_enough_to_refuse_it(tmp_path: Path) -> None:
+    start = write_gguf(tmp_path / "x.gguf", keys={"logit_scale": 0.5}).read_bytes()[:1024]
+    with pytest.raises(BuildError, match=r"x: `llama\.logit_scale` is 0.5, which is not supported"):
+        look_at_gguf_start("x", start)
+
+
+def test_unknown_keys_are_refused_unless_accepted(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf", keys={"hyper_gates": 3})
+    with pytest.raises(BuildError, match=r"`llama\.hyper_gates` is 3, and whether"):
+        look_at_gguf(path)
+    look_at_gguf(path, accepted=["llama.hyper_gates"])
+    look_at_gguf_start("x", path.read_bytes())
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from shortfin_apps.llm.builder.sources.gguf_header import parts_of, read_gguf
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.source_name import source_name, whole_stem
 from shortfin_apps.llm.model.spec import tensor_shapes
+from tests.builder.gguf_edits import edited
 from tests.builder.model_files import write_gguf
 
 
@@ -135,6 +136,14 @@ def test_refuses_parts_with_the_name_of_another(tmp_path: Path) -> None:
     alone = shutil.copyfile(paths[0], tmp_path / "tiny.gguf")
     with pytest.raises(BuildError, match="is part 1 of 2, not 1 of 1 as in its name"):
         GgufSource(alone)
+
+
+def test_refuses_parts_with_the_same_tensor(tmp_path: Path) -> None:
+    paths = write_parts(tmp_path, 2)
+    first = GGUFReader(paths[0]).tensors[0]
+    edited(paths[1], tensors={first.name: np.array(first.data)})
+    with pytest.raises(BuildError, match=r"its parts have 22 tensors, 21 of them different"):
+        GgufSource(paths[0])
 
 
 @pytest.mark.parametrize("key", ["split.no", "split.count"])

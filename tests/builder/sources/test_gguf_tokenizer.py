@@ -366,3 +366,34 @@ def test_named_templates_of_a_gguf_file_are_kept() -> None:
         {"name": "default", "template": "plain"},
         {"name": "tool_use", "template": "tools"},
     ]
+
+
+def test_phi_3s_special_tokens_take_the_space_after_them() -> None:
+    """As its own tokenizer.json and llama.cpp have it; the file does not say so."""
+    added = ["<|user|>", "<|endoftext|>", "<|placeholder1|>"]
+    keys = sentence_piece_keys()
+    keys["ggml.token_type"][2] = TokenType.USER_DEFINED.value  # </s>, as in its files
+    keys["ggml.tokens"] = [*keys["ggml.tokens"], *added]
+    keys["ggml.token_type"] = [*keys["ggml.token_type"], *[TokenType.CONTROL.value] * len(added)]
+    keys["ggml.scores"] = [*keys["ggml.scores"], *[0.0] * len(added)]
+    tokens = ["<|user|>", "▁a", "<|endoftext|>", "▁", "▁a", "<s>", "▁", "▁a", "</s>", "▁a"]
+    assert encoded(keys, "<|user|>\n a<|endoftext|> a<s> a</s> a") == tokens
+    keys["ggml.tokens"] = [token.replace("<|placeholder1|>", "<|other|>") for token in keys["ggml.tokens"]]
+    assert encoded(keys, "<|user|> a") == ["<|user|>", "▁", "▁a"]
+
+
+def encoded(keys: dict[str, Any], text: str) -> list[str | None]:
+    tokenizer = rebuild(keys)[0]
+    return [tokenizer.id_to_token(each) for each in tokenizer.encode(text, add_special_tokens=False).ids]
+
+
+def test_sentence_piece_has_llama_cpps_special_tokens_by_default() -> None:
+    keys = sentence_piece_keys()
+    lacking = {name: value for name, value in keys.items() if not name.endswith("_token_id")}
+    unknown = {"ggml.unknown_token_id": 0}
+    assert rebuild(lacking | unknown)[1] == rebuild(keys)[1]
+    assert rebuild(lacking)[1].tokenizer == rebuild(keys)[1].tokenizer
+    ids = {"ggml.eos_token_id": 1, "ggml.unknown_token_id": 2, "ggml.padding_token_id": 0}
+    unigram = {**lacking, "ggml.model": "t5"}
+    assert rebuild(unigram)[1] == rebuild({**unigram, **ids})[1]
+    assert rebuild(unigram)[1] != rebuild({**unigram, **ids, **unknown})[1]

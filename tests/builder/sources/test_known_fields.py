@@ -154,6 +154,13 @@ def test_an_unknown_empty_field_passes(table: KnownFields, value: object) -> Non
     table.check("x", {"whatever": value})
 
 
+def test_false_says_something_where_true_is_neutral() -> None:
+    table = KnownFields(used=frozenset(), neutral={"causal": (True,), "bias": (0,), "factor": (1,)})
+    table.check("x", {"causal": True, "bias": False, "factor": False})
+    with pytest.raises(BuildError, match="`causal` is False, which is not supported"):
+        table.check("x", {"causal": False})
+
+
 @given(value=st.floats(allow_nan=False).filter(lambda v: not math.isclose(v, 1, rel_tol=1e-5)) | st.just(0))
 def test_a_factor_that_is_not_one_is_refused_and_cannot_be_accepted(value: float) -> None:
     for table, prefix in ((HF_CONFIG, ""), (HF_ROPE, "rope_parameters.")):

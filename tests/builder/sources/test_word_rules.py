@@ -12,9 +12,9 @@ from tests.golden.tokenizer_vocabularies import GOLDEN, SPACE_PREFIX, hashes, na
 
 RECORDED = json.loads(GOLDEN.read_text(encoding="utf-8"))["ids"]
 # Here ours are as the models' own tokenizer.json. llama.cpp matches DeepSeek's patterns with every space
-# beyond ASCII replaced by another character, and its patterns of the last two know no combining marks and
-# look for capitals only in ASCII.
-NOT_LLAMA_CPPS = {"deepseek-coder", "deepseek-llm", "gpt-4o", "tekken"}
+# beyond ASCII replaced by another character, its patterns of gpt-4o and tekken know no combining marks and
+# look for capitals only in ASCII, and that of superbpe groups only ASCII digits.
+NOT_LLAMA_CPPS = {"deepseek-coder", "deepseek-llm", "gpt-4o", "tekken", "superbpe"}
 
 
 @pytest.mark.parametrize("name", [*SPACE_PREFIX, *names_of_rules()])
@@ -46,6 +46,7 @@ def words(name: str, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "text", "cut"),
     [
+        ("granite-docling", "Don'T 1234\n", ["Don", "'T", " ", "123", "4", "\n"]),
         ("gpt-4o", "camelCase don't DON'T XMLs", ["camel", "Case", " don't", " DON'T", " XMLs"]),
         ("gpt-4o", "क्षि 1234", ["क्षि", " ", "123", "4"]),
         ("llama4", "a/b\n/c", ["a", "/b", "\n", "/c"]),
@@ -53,6 +54,11 @@ def words(name: str, text: str) -> list[str]:
         ("qwen2", "Don'T 12\r\n", ["Don", "'T", " ", "1", "2", "\r\n"]),
         ("deepseek-v3", "1234日本語x $9", ["123", "4", "日本語", "x", " $", "9"]),
         ("falcon", "`x` 1234", ["`", "x", "`", " ", "123", "4"]),
+        ("seed-coder", "x();\n\n12", ["x", "();", "\n\n", "1", "2"]),
+        ("minicpm5", "Don't 1234", ["Don", "'t", " ", "123", "4"]),
+        ("superbpe", "by the way 1234567 of", ["by the way ", "1", "234", "567", " of"]),
+        ("superbpe", "१२३४", ["१", "२३४"]),
+        ("viking", "(a, b) c12.", ["(", "a", ",", " b", ")", " c", "1", "2", "."]),
     ],
 )
 def test_words_of_the_models_own_patterns(name: str, text: str, cut: list[str]) -> None:

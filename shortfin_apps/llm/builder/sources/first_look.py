@@ -1,46 +1,40 @@
-"""Check a model's architecture and tokenizer before its weights are fetched, read or hashed."""
+"""Check a model's description before its weights are fetched, read or hashed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
-from shortfin_apps.llm.builder.sources.gguf_config import gguf_family
-from shortfin_apps.llm.builder.sources.gguf_header import metadata_at_start, parts_of, read_gguf
+from shortfin_apps.llm.builder.sources.gguf_config import check_keys, gguf_family
+from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
+from shortfin_apps.llm.builder.sources.gguf_header import metadata_at_start
+from shortfin_apps.llm.builder.sources.gguf_kinds import check_kind
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import check_tokenizer
 from shortfin_apps.llm.builder.sources.hf_config import hf_family
 from shortfin_apps.llm.builder.sources.hf_files import read_json
 from shortfin_apps.llm.builder.sources.hf_text_part import text_config
 from shortfin_apps.llm.builder.sources.hf_tokenizer import check_has_tokenizer
-from shortfin_apps.llm.contract.errors import BuildError
 
 
-def look_at_gguf(path: Path) -> None:
-    """Raise BuildError unless the architecture and the tokenizer of the GGUF file are supported.
+def look_at_gguf(path: Path, accepted: Collection[str] = ()) -> None:
+    """Raise BuildError unless the GGUF file's header is of a supported model.
 
-    For a model in split files, `path` may be any of the files.
+    For a model in split files, `path` may be any of the files. `accepted`: unknown keys to ignore.
     """
-    first = parts_of(path)[0]
-    keys = read_gguf(first).metadata
-    if "tokenizer.ggml.model" not in keys:
-        gguf_family(str(first), keys.get("general.architecture"))
-        raise BuildError(f"{first}: has no tokenizer")
-    _check(str(first), {"general.architecture": None, "tokenizer.ggml.pre": "default", **keys})
+    GgufSource(path, accepted=accepted)
 
 
 def look_at_gguf_start(where: str, start: bytes) -> None:
-    """Raise BuildError if `start`, the first bytes of a GGUF file, shows that the model is not supported."""
-    _check(where, metadata_at_start(where, start))
+    """Raise BuildError if `start`, the first bytes of a GGUF file, shows that the model is not supported.
 
-
-def _check(where: str, keys: Mapping[str, Any]) -> None:
-    """Check the architecture and the tokenizer, each only if `keys` has the key for it."""
+    Unknown keys pass, as the user may have accepted them.
+    """
+    keys = metadata_at_start(where, start)
+    check_kind(where, keys)
     if "general.architecture" in keys:
-        gguf_family(where, keys["general.architecture"])
+        check_keys(where, gguf_family(where, keys["general.architecture"]), keys, accepted=keys)
     if "tokenizer.ggml.pre" in keys:  # in files, comes after `tokenizer.ggml.model`
-        model, pre = keys.get("tokenizer.ggml.model", ""), keys["tokenizer.ggml.pre"]
-        check_tokenizer(where, str(model), str(pre))
+        check_tokenizer(where, str(keys.get("tokenizer.ggml.model", "")), keys["tokenizer.ggml.pre"])
 
 
 def look_at_directory(directory: Path) -> None:

@@ -3,7 +3,8 @@
 In a file, one tensor has the matrices of all experts of a layer, [experts, out, in], or all biases.
 
 In K-quants, a scale or a minimum is an f16 per 256 weights times an integer per 16 or 32 weights; Blocks
-store both factors. llama.cpp's `ggml/src/ggml-common.h` defines the layouts (block_q8_0, block_q4_K, ...).
+store both factors. IQ1, IQ2 and IQ3 have such scales too, and integers from a codebook, which is that of the
+`gguf` package. llama.cpp's `ggml/src/ggml-common.h` defines the layouts (block_q8_0, block_q4_K, ...).
 """
 
 from __future__ import annotations
@@ -14,18 +15,17 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
-from gguf.quants import IQ4_NL
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor, dequantize
+from gguf import quants as library
 
 from shortfin_apps.llm.builder.sources.base import FLOAT_TYPES, Quantisation, mxfp4_blocks
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_EXPERTS, check_at_most
 from shortfin_apps.llm.model.weight_blocks import BLOCK, MXFP4, Q4_1, Q8_0, Blocks, BlockType, Terms
 
-_FEW_BITS = re.compile(r"(I?Q|TQ|MXFP|NVFP)[1-4](_.*)?")
 _STACKED = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.(weight|bias)")
 _RANKS = {"weight": 3, "bias": 2}
 _F16 = np.dtype("<f2")
-_IQ4_VALUES = np.array(IQ4_NL.kvalues, np.int8)  # 4-bit index -> value, in IQ4_NL and IQ4_XS
+_IQ4_VALUES = np.array(library.IQ4_NL.kvalues, np.int8)  # 4-bit index -> value, in IQ4_NL and IQ4_XS
 
 Bytes = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]
@@ -77,26 +77,37 @@ def quantisation_of(tensors: Iterable[ReaderTensor]) -> Quantisation | None:
     blocks = block_type_of(kind)
     if blocks is None:
         return None
-    return Quantisation(kind.name, "q4" if blocks.bits == 4 else "q8_0", kind in _READERS)
+    num_weights, num_bytes = GGML_QUANT_SIZES[kind]
+    bits = 8 * num_bytes / num_weights
+    return Quantisation(
+        kind.name,
+        "q4" if blocks.bits == 4 else "q8_0",
+        kept=kind in _READERS,
+        bits=bits if bits < blocks.bits else None,
+    )
 
 
 def block_type_of(kind: GGMLQuantizationType) -> BlockType | None:
     """Return the block type for a GGUF type; None for float types.
 
-    For quantised types that `read_blocks` does not support, this is the nearest block type.
+    For quantised types that `read_blocks` does not support (TQ1_0, TQ2_0 and NVFP4), this is the nearest one.
     """
     if kind.name in FLOAT_TYPES:
         return None
-    if kind in _READERS:
-        return _READERS[kind][0]
-    return Q4_1 if _FEW_BITS.fullmatch(kind.name) else Q8_0
+    return _READERS[kind][0] if kind in _READERS else Q4_1
+
+
+def is_readable(kind: GGMLQuantizationType) -> bool:
+    """Whether tensors of this type can be read, as floats at least."""
+    return kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16) or hasattr(library, kind.name)
 
 
 class _Data:
     """The bytes of a tensor, [rows, blocks, bytes per block]."""
 
     def __init__(self, tensor: ReaderTensor) -> None:
-        weights, size = GGML_QUANT_SIZES[tensor.tensor_type]
+        self._type = tensor.tensor_type
+        weights, size = GGML_QUANT_SIZES[self._type]
         data = np.ascontiguousarray(np.asarray(tensor.data, np.uint8))
         self._blocks = data.reshape(-1, int(tensor.shape[0]) // weights, size)
 
@@ -107,6 +118,18 @@ class _Data:
     def f16(self, start: int) -> F16:
         """Return the f16 at byte `start` of each block, [rows, blocks]."""
         return self.part(start, start + _F16.itemsize).view(_F16)[..., 0].astype(np.float16)
+
+    def divided(self, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.int8]:
+        """Return the weights divided by their `scales` [rows, blocks, scales of a block], and rounded."""
+        quants = np.empty((*scales.shape, GGML_QUANT_SIZES[self._type][0] // scales.shape[-1]), np.int8)
+        for start in range(0, len(quants), _ROWS):
+            rows = slice(start, start + _ROWS)
+            scale = scales[rows, ..., None]
+            with np.errstate(invalid="ignore"):  # of infinite scales, which callers reject
+                values = dequantize(self._blocks[rows].reshape(len(scale), -1), self._type)
+                inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+                quants[rows] = np.rint(values.reshape(quants[rows].shape) * inverse)
+        return quants
 
 
 def _q8_0(data: _Data) -> Read:
@@ -181,13 +204,71 @@ def _q6_k(data: _Data) -> Read:
     return quants.view(np.int8) - np.int8(32), scales
 
 
+def _iq2_xxs(data: _Data) -> Read:
+    return _coded(data, data.f16(0), 8, data.part(2).view("<u4")[..., 1::2] >> 28)
+
+
+def _iq2_xs(data: _Data) -> Read:
+    return _coded(data, data.f16(0), 8, _halves_of_bytes(data.part(66)))
+
+
+def _iq2_s(data: _Data) -> Read:
+    return _coded(data, data.f16(0), 8, _halves_of_bytes(data.part(74)))
+
+
+def _iq3_xxs(data: _Data) -> Read:
+    return _coded(data, data.f16(0), 4, data.part(66).view("<u4") >> 28)
+
+
+def _iq3_s(data: _Data) -> Read:
+    return _coded(data, data.f16(0), 1, _halves_of_bytes(data.part(106)))
+
+
+def _iq1_s(data: _Data) -> Read:
+    """Read IQ1_S, `w = f16 * integer * (q + shift)`: q is -1, 0 or 1, the shift of a block 1/8 or -1/8.
+
+    A block with a negative shift gets a negative scale, so that its minimum is -7/8 of the scale like that of
+    the others: -9/8 would take integers beyond -128.
+    """
+    units, high = data.f16(0), data.part(34).view("<u2")
+    scales = (2 * (high >> 12 & 7) + 1).astype(np.int8)
+    signs = np.where(high & 0x8000, np.int8(-1), np.int8(1))
+    scales *= signs
+    quants = data.divided(units.astype(np.float32)[..., None] * scales.astype(np.float32)) + np.int8(1)
+    return quants.view(np.uint8), _terms(units, scales), _terms(units / np.float16(8), scales * np.int8(-7))
+
+
+def _iq1_m(data: _Data) -> Read:
+    """Read IQ1_M, like IQ1_S with a shift for 8 weights; its f16 is in the high bits of four integers."""
+    packed = data.part(48).view("<u2")
+    units = np.bitwise_or.reduce(packed >> 12 << np.arange(0, 16, 4, dtype=np.uint16), axis=-1)
+    steps = packed[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7
+    return _coded(data, units.view(np.float16), 8, steps.reshape(*packed.shape[:2], 16))
+
+
+def _coded(data: _Data, units: F16, divisor: int, steps: npt.NDArray[np.integer]) -> Read:
+    """Read `w = f16 / divisor * (2 * step + 1) * q`, where q is an integer of a codebook.
+
+    `units`: the f16 [rows, groups]; `steps` [rows, groups, blocks of a group]. The scale f16 / divisor is
+    rounded if it is below 2^-14.
+    """
+    multiples = (2 * steps + 1).astype(np.int8)
+    exact = units.astype(np.float32) / np.float32(divisor)
+    return data.divided(exact[..., None] * multiples.astype(np.float32)), _terms(
+        exact.astype(np.float16), multiples
+    )
+
+
 def _mxfp4(data: _Data) -> Read:
     blocks = mxfp4_blocks(_nibbles(data.part(1)), data.part(0, 1)[..., 0])
     return blocks.quants, blocks.scales
 
 
 _K_QUANT = 256  # weights per super-block, which share an f16
+_ROWS = 1024  # which are dequantised at once
 _Q5_1 = BlockType(8, has_minima=True)
+_Q4_K, _Q6_K = BlockType(4, has_minima=True, group=_K_QUANT), BlockType(8, 16, group=_K_QUANT)
+_CODES = BlockType(8, group=_K_QUANT)
 _READERS: dict[GGMLQuantizationType, tuple[BlockType, Callable[[_Data], Read]]] = {
     GGMLQuantizationType.Q8_0: (Q8_0, _q8_0),
     GGMLQuantizationType.Q4_0: (Q4_1, _q4_0),
@@ -196,12 +277,19 @@ _READERS: dict[GGMLQuantizationType, tuple[BlockType, Callable[[_Data], Read]]] 
     GGMLQuantizationType.Q5_1: (_Q5_1, _q5_1),
     GGMLQuantizationType.Q2_K: (BlockType(4, 16, has_minima=True, group=_K_QUANT), _q2_k),
     GGMLQuantizationType.Q3_K: (BlockType(4, 16, has_minima=True, group=_K_QUANT), _q3_k),
-    GGMLQuantizationType.Q4_K: (BlockType(4, has_minima=True, group=_K_QUANT), _q4_k),
+    GGMLQuantizationType.Q4_K: (_Q4_K, _q4_k),
     GGMLQuantizationType.Q5_K: (BlockType(8, has_minima=True, group=_K_QUANT), _q5_k),
-    GGMLQuantizationType.Q6_K: (BlockType(8, 16, group=_K_QUANT), _q6_k),
+    GGMLQuantizationType.Q6_K: (_Q6_K, _q6_k),
     GGMLQuantizationType.IQ4_NL: (Q8_0, _iq4_nl),
     GGMLQuantizationType.MXFP4: (MXFP4, _mxfp4),
-    GGMLQuantizationType.IQ4_XS: (BlockType(8, group=_K_QUANT), _iq4_xs),
+    GGMLQuantizationType.IQ4_XS: (_CODES, _iq4_xs),
+    GGMLQuantizationType.IQ3_S: (_CODES, _iq3_s),
+    GGMLQuantizationType.IQ3_XXS: (_CODES, _iq3_xxs),
+    GGMLQuantizationType.IQ2_S: (_Q6_K, _iq2_s),
+    GGMLQuantizationType.IQ2_XS: (_Q6_K, _iq2_xs),
+    GGMLQuantizationType.IQ2_XXS: (_CODES, _iq2_xxs),
+    GGMLQuantizationType.IQ1_M: (_Q6_K, _iq1_m),
+    GGMLQuantizationType.IQ1_S: (_Q4_K, _iq1_s),
 }
 
 
@@ -239,6 +327,11 @@ def _bit_pairs(quants: Bytes) -> Bytes:
     halves = quants.reshape(*quants.shape[:2], 2, 32)
     fours = np.concatenate([halves >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
     return fours.reshape(*quants.shape[:2], -1)
+
+
+def _halves_of_bytes(quants: Bytes) -> Bytes:
+    """Unpack 4-bit values: the low half of each byte along the last axis, then its high half."""
+    return np.stack([quants & 15, quants >> 4], axis=-1).reshape(*quants.shape[:2], -1)
 
 
 def _five_bits(high: Bytes, low: Bytes) -> npt.NDArray[np.int8]:

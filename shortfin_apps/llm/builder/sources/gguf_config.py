@@ -52,8 +52,9 @@ FIELDS: Final = {
 _KEYS = {field: key for key, field in FIELDS.items()}
 # Fields that are not set if they are 0, as in llama.cpp.
 _NONE_IF_0 = names(
-    "intermediate_size moe_intermediate_size shared_expert_intermediate_size attn_logit_softcapping "
-    "final_logit_softcapping embedding_multiplier residual_multiplier attention_multiplier logits_scaling"
+    "intermediate_size moe_intermediate_size shared_expert_intermediate_size sliding_window "
+    "attn_logit_softcapping final_logit_softcapping embedding_multiplier residual_multiplier "
+    "attention_multiplier logits_scaling"
 )
 
 
@@ -87,7 +88,8 @@ def read_config(
         raise BuildError(f"{where}: tensor `token_embd.weight` is missing")
     config = parse(where, Config, _fields(where, family, keys, shapes), _KEYS)
     drafts = config.mtp_num_hidden_layers or 0
-    if drafts >= config.num_hidden_layers:
+    has_layers = any(name.startswith("blk.0.") for name in shapes)
+    if drafts >= config.num_hidden_layers or (drafts and not has_layers):
         raise unsupported(where, "a draft model alone")
     rope, local_rope = ropes(where, family, config, keys, factors)
     if keys.get("attention.value_length", config.head_size) != config.head_size:
@@ -108,8 +110,13 @@ def _fields(
     where: str, family: Family, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     """Return the fields of a Config: from the keys, the tensors' shapes and the family's defaults."""
-    known = known_keys(family).used
-    given = {field: keys[key] for key, field in FIELDS.items() if key in keys and key in known}
+    known = known_keys(family).used & keys.keys()
+    layers = keys.get("block_count")
+    given = dict(
+        _field(where, f"{family.architecture}.{key}", field, keys[key], layers)
+        for key, field in FIELDS.items()
+        if key in known
+    )
     given = {field: value for field, value in given.items() if value != 0 or field not in _NONE_IF_0}
     features = given.get("intermediate_size", given.get("moe_intermediate_size"))
     if features is None:
@@ -129,6 +136,19 @@ def _fields(
     return {**lacking, **family.gguf.defaults, **given, **tensors, "in_gguf": True}
 
 
+def _field(where: str, name: str, field: str, value: Any, layers: object) -> tuple[str, Any]:
+    """Return the Config field and its value for the key `name`, whose value may be an array of all layers."""
+    if not isinstance(value, list):
+        return field, value
+    if len(value) != layers:
+        raise BuildError(f"{where}: `{name}` has {len(value)} items for {layers} layers")
+    if field == "sliding_window_pattern":
+        return "layer_types", ["sliding_attention" if each else "full_attention" for each in value]
+    if any(each != value[0] for each in value):
+        raise unsupported(where, f"a model whose layers differ in `{name}`")
+    return field, value[0]
+
+
 def known_keys(family: Family) -> KnownFields:
     """Return the known keys, without the prefix `ARCHITECTURE.`, of files of this family."""
     return GGUF_MODEL.using({key for key, field in FIELDS.items() if field in family.fields})
@@ -146,8 +166,9 @@ def check_keys(where: str, family: Family, metadata: Mapping[str, Any], accepted
 GGUF_MODEL = KnownFields(
     used=frozenset(key for key, field in FIELDS.items() if field not in OF_SOME_FAMILIES)
     | {*ROPE_FIELDS, "rope.scaling.finetuned", "attention.value_length"},
-    # The sections separate time, height and width of positions in images; for text, all three are equal.
-    harmless=names("vocab_size tensor_data_layout rope.dimension_sections"),
+    # The sections separate time, height and width of positions in images; for text, all three are equal. The
+    # norms of all supported families are RMS norms.
+    harmless=names("vocab_size tensor_data_layout rope.dimension_sections attention.layer_norm_epsilon"),
     neutral={
         **dict.fromkeys(
             ("logit_scale", "residual_scale", "embedding_scale", "attention.output_scale"), (0, 1)
@@ -162,7 +183,7 @@ GGUF_MODEL = KnownFields(
         ),
         **dict.fromkeys(("expert_shared_feed_forward_length", "expert_feed_forward_length"), (0,)),
         "expert_gating_func": (0, 1),  # softmax, explicitly or by default
-        "expert_weights_norm": (True,),  # experts' weights are always normalised, regardless of the key
+        "expert_weights_norm": (True, False),  # experts' weights are normalised, whatever the key says
         "expert_weights_scale": (0, 1),
         **dict.fromkeys(("expert_group_count", "expert_group_used_count"), (0, 1)),
         **dict.fromkeys(("nextn_predict_layers", "interleave_moe_layer_step"), (0,)),
@@ -192,5 +213,5 @@ GGUF_TOKENIZER = KnownFields(
         "huggingface.json rwkv.world chat_templates"
     ),
     harmless_prefixes=("ggml.fim_", "chat_template."),
-    neutral={"ggml.add_sep_token": ()},
+    neutral={"ggml.add_sep_token": (), "ggml.suppress_tokens": ()},
 )

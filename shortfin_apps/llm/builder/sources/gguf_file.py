@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from shortfin_apps.llm.builder.sources.base import (
 from shortfin_apps.llm.builder.sources.gguf_blocks import (
     block_type_of,
     each_matrix,
+    is_readable,
     quantisation_of,
     read_blocks,
 )
@@ -41,9 +43,12 @@ from shortfin_apps.llm.builder.sources.gguf_config import (
     read_config,
 )
 from shortfin_apps.llm.builder.sources.gguf_header import parts_of, read_parts
+from shortfin_apps.llm.builder.sources.gguf_kinds import check_kind
 from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import (
     GgufVocabulary,
+    check_lists,
+    check_tokenizer,
     rebuild_tokenizer,
     sampling_defaults,
 )
@@ -67,11 +72,13 @@ class GgufSource(ModelSource):
         self, path: Path, sampling: Mapping[str, float] | None = None, accepted: Collection[str] = ()
     ) -> None:
         self._where = str(path)
+        self._path = path
         self._sampling = sampling or {}
-        self.sha256 = sha256_of(parts_of(path))
         files = read_parts(path)
         self._metadata = files[0].metadata
+        check_kind(self._where, self._metadata)
         family = gguf_family(self._where, self._metadata.get("general.architecture"))
+        self._vocabulary = self._read_vocabulary()
         stored = (tensor for file in files for tensor in file.tensors)
         tensors = each_matrix(self._where, stored) if "num_experts" in family.fields else stored
         self._tensors = {_own_name(family.gguf, tensor.name): tensor for tensor in tensors}
@@ -83,6 +90,12 @@ class GgufSource(ModelSource):
         drafts = tuple(f"blk.{len(self.spec.layers) + n}." for n in range(config.mtp_num_hidden_layers or 0))
         shapes = {n: s for n, s in shapes.items() if n not in FACTORS and not n.startswith(drafts)}
         check_tensors(self._where, self.spec, shapes)
+        self._check_types()
+        check_lists(self._where, self._vocabulary, self.spec.vocab_size)
+
+    @cached_property
+    def sha256(self) -> str:  # type: ignore[override]  # computed on use, as it reads the whole files
+        return sha256_of(parts_of(self._path))
 
     @property
     def quantisation(self) -> Quantisation | None:
@@ -117,10 +130,16 @@ class GgufSource(ModelSource):
         return None
 
     def tokenizer_files(self) -> TokenizerFiles:
-        vocabulary = parse(self._where, GgufVocabulary, keys_below(self._metadata, "tokenizer."))
-        files = rebuild_tokenizer(self._where, vocabulary)
+        files = rebuild_tokenizer(self._where, self._vocabulary)
         sampling = sampling_defaults(keys_below(self._metadata, "general.sampling."))
         return replace(files, generation={**files.generation, **sampling, **self._sampling})
+
+    def _read_vocabulary(self) -> GgufVocabulary:
+        keys = keys_below(self._metadata, "tokenizer.")
+        if "ggml.model" not in keys:
+            raise BuildError(f"{self._where}: has no tokenizer")
+        check_tokenizer(self._where, str(keys["ggml.model"]), keys.get("ggml.pre"))
+        return parse(self._where, GgufVocabulary, keys)
 
     def _read_config(
         self, family: Family, shapes: Mapping[str, tuple[int, ...]], accepted: Collection[str]
@@ -130,6 +149,15 @@ class GgufSource(ModelSource):
         config = read_config(self._where, family, keys, shapes, factors)
         check_keys(self._where, family, self._metadata, accepted)
         return config
+
+    def _check_types(self) -> None:
+        """Raise BuildError for a tensor of a type that cannot be read."""
+        odd = (each for each in self._tensors.values() if not is_readable(each.tensor_type))
+        if tensor := next(odd, None):
+            raise BuildError(
+                f"{self._where}: tensor `{tensor.name}` is of type {tensor.tensor_type.name}, which cannot "
+                "be read; download the model in another type"
+            )
 
     def _dequantised(self, name: str) -> Array:
         tensor = self._tensors[name]
@@ -152,7 +180,7 @@ def model_name(stem: str) -> str:
 
     The key `general.name` in the file is not used, as it is often meaningless.
     """
-    return re.sub(r"[.-](I?Q\d\w*|B?F16|F32)$", "", stem, flags=re.IGNORECASE)
+    return re.sub(r"[.-](UD-)?([IT]?Q\d\w*|MXFP4\w*|B?F16|F32)$", "", stem, flags=re.IGNORECASE)
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:

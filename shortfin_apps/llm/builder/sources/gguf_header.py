@@ -31,6 +31,16 @@ from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.source_name import PART
 
 _MAGIC, _VERSIONS, _ALIGNMENT = b"GGUF", (2, 3), 32
+# First bytes of what is given or downloaded instead of a GGUF file -> what it is, and what to do.
+_OTHER_FILES = {
+    **dict.fromkeys((b"lmgg", b"tjgg"), "it is of GGML, the format before GGUF; download a GGUF file"),
+    b"vers": "it is a pointer of Git LFS; fetch the file itself with `git lfs pull`",
+    **dict.fromkeys((b"<!do", b"<!DO", b"<htm"), "it is a web page; download the file itself"),
+}
+# Number of a type that was removed -> its name: Q4_0 and IQ4_NL with rows interleaved for CPUs.
+_INTERLEAVED = dict(enumerate(("Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8"), start=31)) | dict(
+    enumerate(("IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8"), start=36)
+)
 # Number of a scalar's value type -> its struct format.
 _NUMBERS = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -92,11 +102,10 @@ class _Reader:
 
     def metadata(self) -> Iterator[tuple[str, Any]]:
         """Yield each metadata key with its value."""
-        if self._data[:4] != _MAGIC:
-            raise ValueError("it does not begin with `GGUF`")
+        if (magic := bytes(self._data[:4])) != _MAGIC:
+            raise ValueError(_OTHER_FILES.get(magic, "it does not begin with `GGUF`"))
         self._at = 4
-        if (version := self._number("I")) not in _VERSIONS:
-            raise ValueError(f"its version is {version}")
+        _check_version(self._number("I"))
         self._num_tensors, num_keys = self._number("Q"), self._number("Q")
         check_at_most(self._where, "it has {} keys", num_keys, MAX_KEYS)
         seen: set[str] = set()
@@ -117,7 +126,7 @@ class _Reader:
             raise ValueError(f"its alignment is {alignment}")
         start = self._at + -self._at % alignment
         for name, shape, kind, offset in infos:
-            yield self._tensor(name, shape, GGMLQuantizationType(kind), start + offset)
+            yield self._tensor(name, shape, _tensor_type(name, kind), start + offset)
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         """Return a tensor's name, its sizes (innermost dimension first), its type number and its offset."""
@@ -173,6 +182,25 @@ class _Reader:
             raise _EndsTooEarlyError
 
 
+def _check_version(version: int) -> None:
+    if version in _VERSIONS:
+        return
+    if int.from_bytes(version.to_bytes(4, "big"), "little") in _VERSIONS:
+        raise ValueError("it is big-endian; run `gguf-convert-endian FILE little` of the package `gguf`")
+    older = "; download a newer conversion of the model" if version == 1 else ""
+    raise ValueError(f"its version is {version}{older}")
+
+
+def _tensor_type(name: str, kind: int) -> GGMLQuantizationType:
+    if kind in _INTERLEAVED:
+        older = _INTERLEAVED[kind]
+        raise ValueError(f"tensor `{name}` is of type {older}, which was removed; download {older[:-4]}")
+    try:
+        return GGMLQuantizationType(kind)
+    except ValueError:
+        raise ValueError(f"tensor `{name}` is of type {kind}, which llama.cpp does not have") from None
+
+
 def _form(kind: int) -> str:
     """Return the struct format of a scalar type. Raises ValueError for other types."""
     if kind not in _NUMBERS:
@@ -183,7 +211,8 @@ def _form(kind: int) -> str:
 def read_parts(path: Path) -> list[GgufFile]:
     """Read all split files of the model that `path` belongs to, or the only file.
 
-    Raises BuildError, also if a file's metadata contradicts the number in its name.
+    Raises BuildError, also if a file's metadata contradicts the number in its name, or if the files together
+    lack a tensor or have one twice.
     """
     paths = parts_of(path)
     files = [read_gguf(part) for part in paths]
@@ -196,7 +225,18 @@ def read_parts(path: Path) -> list[GgufFile]:
         if found != (number, len(paths)):
             named = f"{number + 1} of {len(paths)}"
             raise BuildError(f"{part}: is part {found[0] + 1} of {found[1]}, not {named} as in its name")
+    _check_tensor_count(str(paths[0]), files)
     return files
+
+
+def _check_tensor_count(where: str, files: list[GgufFile]) -> None:
+    names = [tensor.name for file in files for tensor in file.tensors]
+    expected = files[0].metadata.get("split.tensors.count", len(names))
+    if len(set(names)) != len(names) or expected != len(names):
+        raise BuildError(
+            f"{where}: its parts have {len(names)} tensors, {len(set(names))} of them different, and "
+            f"`split.tensors.count` is {expected!r:.20}; download all parts again"
+        )
 
 
 def parts_of(path: Path) -> list[Path]:

@@ -27,6 +27,12 @@ from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.contract.errors import BuildError, is_library_error
 from shortfin_apps.llm.contract.tokenizer_config import NAMED_TOKENS
 
+# `tokenizer.ggml.model` -> keys, without the prefix `tokenizer.`, that its files may lack.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"ggml.bos_token_id": 1, "ggml.eos_token_id": 2},  # the unknown token is found by its name
+    "t5": {"ggml.eos_token_id": 1, "ggml.unknown_token_id": 2, "ggml.padding_token_id": 0},
+}
+
 
 class GgufVocabulary(BaseModel):
     """The `tokenizer.*` keys of a GGUF file, without the prefix."""
@@ -58,11 +64,11 @@ class GgufVocabulary(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _collect_templates(cls, keys: dict[str, Any]) -> dict[str, Any]:
-        """Collect additional chat templates from the keys `chat_template.NAME`."""
+    def _complete(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """Add llama.cpp's defaults, and collect chat templates from the keys `chat_template.NAME`."""
         prefix = "chat_template."
         named = {k.removeprefix(prefix): text for k, text in keys.items() if k.startswith(prefix)}
-        return {**keys, "named_templates": named}
+        return {**_DEFAULTS.get(str(keys.get("ggml.model")), {}), **keys, "named_templates": named}
 
     def text(self, token_id: int | None) -> str | None:
         """Return the token string of an id; None if the id is None or outside the vocabulary."""
@@ -72,7 +78,7 @@ class GgufVocabulary(BaseModel):
 
     @property
     def control(self) -> list[str]:
-        """Token strings of type CONTROL, and of any type in END_TOKENS, as in llama.cpp."""
+        """Token strings of type CONTROL, and of any type those in END_TOKENS, as in llama.cpp."""
         named = set(self.of_type(TokenType.CONTROL))
         return [token for token in self.tokens if token in named or token in END_TOKENS]
 
@@ -88,9 +94,15 @@ END_TOKENS = frozenset(
         *("<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|flush|>", "<|calls|>"),
     }
 )
+# These end a turn only if they are of type CONTROL: in Gemma's vocabulary, `</s>` is a tag of HTML.
+CONTROL_ENDS = frozenset({"</s>", "<eos>"})
 # For gpt-oss, where a turn has several messages: <|end|> ends a message, but not the turn.
 TURN_ENDS = frozenset({"<|return|>", "<|call|>"})
 MESSAGE_END = "<|end|>"
+# Phi-3's added tokens take the white space after them, except PHI3_KEEPS_SPACES. GGUF files do not say so:
+# its vocabulary is recognised by one of its tokens.
+PHI3_TOKEN = "<|placeholder1|>"
+PHI3_KEEPS_SPACES = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 # llama.cpp's `general.sampling.*` keys -> fields of `generation_config.json`.
@@ -102,14 +114,33 @@ _SAMPLING_NAMES = {
 }
 
 
-def check_tokenizer(where: str, model: str, pre: str) -> None:
-    """Raise BuildError unless `tokenizer.ggml.model` and `tokenizer.ggml.pre` are supported."""
+def check_tokenizer(where: str, model: str, pre: object) -> None:
+    """Raise BuildError unless `tokenizer.ggml.model` and `tokenizer.ggml.pre` (or None) are supported."""
     if model not in _BUILDERS:
         known = ", ".join(sorted(_BUILDERS))
         raise BuildError(f"{where}: tokenizer model `{model}` is not supported; known are {known}")
-    if model == "gpt2" and pre not in WORD_RULES:
-        known = ", ".join(sorted(WORD_RULES))
-        raise BuildError(f"{where}: pre-tokenizer `{pre}` is not supported; known are {known}")
+    if model != "gpt2" or (isinstance(pre, str) and pre in WORD_RULES):
+        return
+    if pre is None:
+        raise BuildError(
+            f"{where}: has no `tokenizer.ggml.pre`, the rules that split text into words; download a "
+            "conversion of May 2024 or later"
+        )
+    known = ", ".join(sorted(WORD_RULES))
+    raise BuildError(f"{where}: pre-tokenizer `{pre}` is not supported; known are {known}")
+
+
+def check_lists(where: str, vocabulary: GgufVocabulary, rows: int) -> None:
+    """Raise BuildError unless the tokens have an embedding each, of `rows`, and types, scores and merges."""
+    count = len(vocabulary.tokens)
+    if count > rows:
+        raise BuildError(f"{where}: has {count} tokens, but embeddings of {rows}; download the model again")
+    for name, given in (("token_type", vocabulary.token_type), ("scores", vocabulary.scores)):
+        if given and len(given) != count:
+            raise BuildError(f"{where}: `tokenizer.ggml.{name}` has {len(given)} items for {count} tokens")
+    merged = (token for token in vocabulary.of_type(TokenType.NORMAL) if len(token) > 1)
+    if vocabulary.model == "gpt2" and not vocabulary.merges and any(merged):
+        raise BuildError(f"{where}: has no `tokenizer.ggml.merges`; download another conversion")
 
 
 def rebuild_tokenizer(where: str, vocabulary: GgufVocabulary) -> TokenizerFiles:
@@ -219,8 +250,8 @@ def _unigram(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     least = min(found, default=0.0)
     scored = zip(vocabulary.tokens, vocabulary.scores, kinds, strict=True)
     vocab = [(token, score if kind in plain else least) for token, score, kind in scored]
-    unknown, has_bytes = vocabulary.unk_token_id, TokenType.BYTE in kinds
-    tokenizer = Tokenizer(models.Unigram(vocab, 0 if unknown is None else unknown, has_bytes))
+    has_bytes = TokenType.BYTE in kinds
+    tokenizer = Tokenizer(models.Unigram(vocab, vocabulary.unk_token_id or 0, has_bytes))
     _mark_spaces(tokenizer, vocabulary, _cleaning(vocabulary))
     return tokenizer
 
@@ -280,9 +311,15 @@ def _pairs(piece: str, vocab: dict[str, int], lengths: set[int]) -> Iterator[tup
 
 def _add_special_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> None:
     special = dict.fromkeys([*vocabulary.control, *vocabulary.of_type(TokenType.UNKNOWN)])
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     plain = [t for t in vocabulary.of_type(TokenType.USER_DEFINED) if t not in special]
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
+    is_phi3 = vocabulary.model == "llama" and PHI3_TOKEN in special
+
+    def added(token: str, special: bool) -> AddedToken:
+        strips = is_phi3 and token not in PHI3_KEEPS_SPACES
+        return AddedToken(token, special=special, normalized=False, rstrip=strips)
+
+    tokenizer.add_special_tokens([added(token, special=True) for token in special])
+    tokenizer.add_tokens([added(token, special=False) for token in plain])
 
 
 def _adds_bos(vocabulary: GgufVocabulary) -> bool:
@@ -319,7 +356,8 @@ def _tokenizer_config(vocabulary: GgufVocabulary, add_bos: bool) -> dict[str, An
 def _generation_config(vocabulary: GgufVocabulary) -> dict[str, Any]:
     named = [vocabulary.eos_token_id, vocabulary.eot_token_id, vocabulary.eom_token_id]
     control = set(vocabulary.control)
-    ends = [i for i, token in enumerate(vocabulary.tokens) if token in END_TOKENS]
+    found = END_TOKENS | (CONTROL_ENDS & control)
+    ends = [i for i, token in enumerate(vocabulary.tokens) if token in found]
     eos = list(dict.fromkeys(i for i in (*named, *ends) if vocabulary.text(i) is not None))
     if control.issuperset(TURN_ENDS):
         eos = [i for i in eos if vocabulary.text(i) != MESSAGE_END]

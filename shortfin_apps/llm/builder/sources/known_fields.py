@@ -2,7 +2,8 @@
 
 A known field is either used by the reader, or harmless (without effect on the computation), or must have one
 of its neutral values, which leave the computation unchanged. An unknown field might change the computation.
-It is only accepted if it is null, false or empty, or named by `build --accept-field`.
+It is only accepted if it is null, false or empty, or named by `build --accept-field`. False says nothing
+unless true is neutral.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class KnownFields:
         for name, value in given.items():
             if name in self.used or name in self.harmless or name.startswith(self.harmless_prefixes):
                 continue
-            if _says_nothing(value) or _is_one_of(value, self.neutral.get(name, ())):
+            neutral = self.neutral.get(name, ())
+            if _says_nothing(value, neutral) or _is_one_of(value, neutral):
                 continue
             if name in self.neutral:
                 advice = f"; {self.advice[name]}" if name in self.advice else ""
@@ -63,9 +65,13 @@ class KnownFields:
                 )
 
 
-def _says_nothing(value: object) -> bool:
-    """Whether the value is null, false or empty. 0 is none of these, as a factor of 0 has a meaning."""
-    return value is None or value is False or value in ("", [], {})
+def _says_nothing(value: object, neutral: tuple[object, ...]) -> bool:
+    """Whether the value is null, empty, or false, unless true is a neutral value.
+
+    0 is none of these, as a factor of 0 has a meaning.
+    """
+    is_off = value is False and not any(each is True for each in neutral)
+    return value is None or is_off or value in ("", [], {})
 
 
 def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:

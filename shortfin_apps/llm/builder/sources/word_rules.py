@@ -52,6 +52,8 @@ _UNLISTED = (
 )
 
 _GPT2 = rf"{_CONTRACTION}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
+# Anything but spaces, full stops and commas, of several scripts.
+_NO_STOPS = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{ff0c}\x{3001}\x{964}\x{6d4}\x{60c})]+"
 _HAN_AND_HANGUL = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+"
 _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
@@ -60,15 +62,16 @@ _DEEPSEEK3 = (
 )
 
 
-def _gpt4(numbers: str, letters: str = r"\p{L}") -> str:
+def _gpt4(numbers: str, letters: str = r"\p{L}", line_ends: str = r"[\r\n]*") -> str:
     """Return GPT-4's pattern.
 
-    It matches a contraction, letters with at most one other character before them, `numbers`, or the rest.
+    It matches a contraction, letters with at most one other character before them, `numbers`, or the rest,
+    with `line_ends` after punctuation.
     """
     letter = letters if letters == r"\p{L}" else f"[{letters}]"
     return (
         rf"(?i:{_CONTRACTION})|[^\r\n\p{{L}}\p{{N}}]?{letter}+|{numbers}"
-        rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|{_SPACES}"
+        rf"| ?[^\s{letters}\p{{N}}]+{line_ends}|{_SPACES}"
     )
 
 
@@ -100,7 +103,7 @@ WORD_RULES = _named(
     {
         WordRules((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")): ("default",),
         GPT2: (
-            *("gpt-2", "phi-2", "jais", "trillion", "granite-docling", "exaone4"),
+            *("gpt-2", "phi-2", "jais", "trillion", "exaone4"),
             *("gigachat", "a.x-4.0", "mellum", "modern-bert"),
         ),
         replace(GPT2, composes=True): ("olmo", "mpt"),
@@ -109,12 +112,16 @@ WORD_RULES = _named(
         LLAMA3: (
             *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
         ),
-        GPT4: ("dbrx", "smaug-bpe", "chatglm-bpe"),
+        GPT4: ("dbrx", "smaug-bpe", "chatglm-bpe", "granite-docling"),  # in llama.cpp, the last is as GPT-2's
         replace(GPT4, whole_words=True): ("glm4", "glm5"),
         QWEN2: ("qwen2",),
         replace(QWEN2, composes=False): (
-            *("deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"),
+            *("deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2", "kormo"),
         ),
+        WordRules((_gpt4(r"\p{N}", line_ends=""),)): ("seed-coder",),
+        WordRules((r"\p{N}{1,3}", _gpt4(r"\p{N}+")), whole_words=True): ("minicpm5",),
+        WordRules((_NO_STOPS, r"\p{N}")): ("viking",),
+        WordRules((r"\p{N}+", r"(?=(\d{3})+(?!\d))")): ("superbpe",),
         WordRules((_gpt4(r"\p{N}", r"\p{L}\p{M}"),), composes=True): ("qwen35",),
         GPT4O: ("gpt-4o", "llama4", "kanana2", "minimax-m2"),
         WordRules((_gpt4o(r"\p{N}"),), whole_words=True, adds_bos=True): ("tekken",),

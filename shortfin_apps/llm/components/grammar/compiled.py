@@ -120,6 +120,8 @@ class CompiledMatcher:
 
         Raises ConstraintError if the grammar does not allow `ahead`.
         """
+        if len(generated) == self._num_consumed and not ahead and not self._ahead:
+            return
         if self._ahead and self._matcher.is_error():  # the library cannot roll back an error
             self._matcher = self._grammar.new_state()
             self._num_consumed, self._ahead, self._bitmask = 0, [], None

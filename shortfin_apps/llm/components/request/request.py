@@ -15,6 +15,7 @@ import secrets
 from array import array
 from collections.abc import Sequence
 from enum import Enum, StrEnum, auto
+from typing import Any
 
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import AvailablePages, Lease
@@ -70,6 +71,7 @@ class Request:
     """
 
     __slots__ = (
+        "adjustments",
         "arrival_s",
         "blocked_at",
         "call",
@@ -113,6 +115,7 @@ class Request:
         self.needs_terms = call.params.logprobs is not None or call.params.chosen_logits
         self.max_length = len(call.prompt_token_ids) + call.params.max_tokens
         self.chooser: Chooser | None = None  # of all further tokens, once known
+        self.adjustments: Sequence[Any] | None = None  # a sampler's, of all further rows, once known
         self.device_fields: array[int] | None = None  # by SamplingField, once a sampler has computed them
         self.first_decode = 0
         self.num_computed = 0

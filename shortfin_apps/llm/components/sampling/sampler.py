@@ -109,7 +109,7 @@ class Sampler:
             return None
         index = request.num_generated + len(ahead)
         try:
-            left = deciding_candidates(row, request, self._active(params, index), ahead)
+            left = deciding_candidates(row, request, self._active(request, index), ahead)
         except ConstraintError:  # `sample` raises it again, for this request only
             return None
         return None if left is None else Drawn(_chosen(left, request, index))
@@ -145,7 +145,7 @@ class Sampler:
         params = request.call.params
         if not self._can_adjust(params):
             return None
-        edits, active = RowEdits(), self._active(params, request.num_generated + num_drawing)
+        edits, active = RowEdits(), self._active(request, request.num_generated + num_drawing)
         try:
             return edits if active and all(each.edit(edits, request) for each in active) else None
         except ConstraintError:  # `sample` raises it again, for this request only
@@ -160,7 +160,7 @@ class Sampler:
         params = request.call.params
         if request.matcher is None or params.logprobs is not None or params.chosen_logits:
             return ()
-        if not all(each.keeps_all for each in self._active(params, request.num_generated)):
+        if not all(each.keeps_all for each in self._active(request, request.num_generated)):
             return ()
         generated = request.token_ids[len(request.call.prompt_token_ids) :]
         return request.matcher.forced(generated)[:MAX_FORCED_TOKENS]
@@ -175,7 +175,8 @@ class Sampler:
             return Chooser.HOST if is_left else Chooser.DEVICE
         if not self._can_adjust(params):
             return Chooser.HOST
-        if any(each.needs_output(params) for each in self._active(params, request.num_generated + num_ahead)):
+        active = self._active(request, request.num_generated + num_ahead)
+        if any(each.needs_output(params) for each in active):
             return Chooser.LATE
         edits = self.row_edits(request, num_ahead)
         return Chooser.HOST if edits is None or edits.may_ban_all() else Chooser.ADJUSTED
@@ -197,7 +198,7 @@ class Sampler:
         if isinstance(row, Drawn):
             return row.token_id
         computed = row
-        for adjustment in self._active(request.call.params, request.num_generated):
+        for adjustment in self._active(request, request.num_generated):
             row = adjustment.apply(row, request)
         if not row.is_finite:
             raise ConstraintError(NO_TOKEN_LEFT) if computed.is_finite else InvocationError(NOT_FINITE)
@@ -223,8 +224,15 @@ class Sampler:
         is_whole = not params.greedy and not params.top_k
         return self._draws_rows and is_whole and self._is_plain(request, num_ahead)
 
-    def _active(self, params: SamplingParams, num_generated: int) -> list[Adjustment]:
-        return [each for each in self._adjustments if each.num_lost(params, num_generated)]
+    def _active(self, request: Request, num_generated: int) -> Sequence[Adjustment]:
+        """Return the adjustments of the row after `num_generated` tokens of output."""
+        if request.adjustments is not None:
+            return request.adjustments
+        params = request.call.params
+        active = [each for each in self._adjustments if each.num_lost(params, num_generated)]
+        if request.num_generated >= max(params.min_tokens, len(params.forced_token_ids)):
+            request.adjustments = active  # only these two depend on the output's length
+        return active
 
     def _is_plain(self, request: Request, num_ahead: int = 0) -> bool:
         """Return whether the token needs no adjustment and only filters that devices implement."""

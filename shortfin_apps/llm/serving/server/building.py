@@ -72,7 +72,8 @@ def is_source(path: Path) -> bool:
         if path.is_dir():
             is_built = (path / MANIFEST).exists() or has_program(path)
             return (path / CONFIG).is_file() and not is_built
-        return str(path).startswith(SCHEMES) or (path.is_file() and is_gguf(path))
+        is_named_gguf = path.suffix == ".gguf"  # the build says what else it is, as a pointer of Git LFS
+        return str(path).startswith(SCHEMES) or (path.is_file() and (is_named_gguf or is_gguf(path)))
     except OSError:  # opening it as a model directory reports the problem
         return False
 

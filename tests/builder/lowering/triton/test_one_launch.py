@@ -18,6 +18,7 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec
@@ -190,14 +191,25 @@ def test_one_launch_has_the_bits_of_separate_launches(
     ],
     ids=["rows", "windowed", "normed-after", "featured", "routed", "hybrid", "unequal"],
 )
-def test_other_decodes_use_separate_launches(spec: ModelSpec, rows: int) -> None:
-    text = text_of(spec, options("gfx942", "bf16", rows))
-    assert "decode_layers" not in text
-    assert "one_launch" not in text
+def test_other_decodes_are_refused(spec: ModelSpec, rows: int) -> None:
+    with pytest.raises(BuildError, match="--one-launch: no decode"):
+        text_of(spec, options("gfx942", "bf16", rows))
 
 
-def test_weights_in_blocks_use_separate_launches() -> None:
-    assert "decode_layers" not in text_of(TINY, replace(options("gfx942", "bf16", 2), weights="q8_0"))
+def test_weights_in_blocks_are_refused() -> None:
+    with pytest.raises(BuildError, match="weights in floats"):
+        text_of(TINY, replace(options("gfx942", "bf16", 2), weights="q8_0"))
+
+
+def test_a_cpu_is_refused() -> None:
+    with pytest.raises(BuildError, match="needs a GPU"):
+        text_of(TINY, replace(options("gfx942", "bf16", 2), device="cpu"))
+
+
+def test_a_model_may_have_larger_decodes_too() -> None:
+    text = text_of(TINY, replace(options("gfx942", "bf16", 2), decode_batch_sizes=(2, 16)))
+    assert "decode_layers_2" in text
+    assert "decode_layers_16" not in text
 
 
 def test_the_tables_columns_have_the_order_of_the_kernels() -> None:
