@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from shortfin_apps.llm.components.runtime.device import Device
-from shortfin_apps.llm.components.runtime.vmfb import load_error, read_exports
+from shortfin_apps.llm.components.runtime.vmfb import check_file, load_error, read_exports
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.iree_release import OF_SHORTFIN, runtime_release
 
@@ -67,6 +67,26 @@ def test_a_flipped_byte_is_refused_or_harmless(artefacts: Path, tmp_path: Path, 
     except ArtifactError:
         return
     assert list(exports) == ["negate"]
+
+
+def test_any_flipped_bit_of_the_archives_directory_is_refused_or_harmless(
+    artefacts: Path, tmp_path: Path
+) -> None:
+    """The directory is at the end; its sizes, offsets, flags and methods decide how the rest is read."""
+    content = (artefacts / "unfenced.vmfb").read_bytes()
+    begin = content.index(b"PK\x01\x02")
+    broken = tmp_path / "broken.vmfb"
+    num_refused = 0
+    for position in range(begin, len(content)):
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[position] ^= 1 << bit
+            broken.write_bytes(damaged)
+            try:
+                check_file(broken)
+            except ArtifactError:
+                num_refused += 1
+    assert num_refused > (len(content) - begin) * 4  # other bits are times, comments and attributes
 
 
 def test_a_vmfb_without_checksums_is_refused(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ both load bytecode of the same IREE release.
 
 from __future__ import annotations
 
+import lzma
 import mmap
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,11 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.iree_release import runtime_release
 
 _ZIP_MAGIC = b"PK\x03\x04"
+# What zipfile raises for damaged archives, besides its own error: wrong offsets, sizes, flags and methods.
+_OF_DAMAGE = (
+    *(zipfile.BadZipFile, EOFError, RuntimeError, ValueError, ArithmeticError),
+    *(zlib.error, lzma.LZMAError),
+)
 _FLATBUFFER_IDENTIFIER = slice(8, 12)  # after the size prefix and the root offset
 _REBUILD = "rebuild it with `shortfin-llm build`"
 _MISSING_DEVICE = re.compile(r"HAL device `__device_(\d+)` not found")
@@ -96,10 +103,10 @@ def check_file(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
             names = archive.namelist()
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except _OF_DAMAGE as error:
         raise ArtifactError(f"{path}: the VMFB is damaged or cut short ({error}); {_REBUILD}") from None
     except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from None
+        raise ArtifactError(f"{path}: cannot be read ({error.strerror or error})") from None
     if damaged is not None:
         raise ArtifactError(f"{path}: the VMFB is damaged (checksum of {damaged} is wrong); {_REBUILD}")
     if "module.fb" not in names:
