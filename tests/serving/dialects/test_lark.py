@@ -198,6 +198,22 @@ def test_as_many_functions_as_a_request_may_have_fit_with_any_arguments(name: st
     check_size(GrammarSource(GrammarKind.LARK, source), "tools")
 
 
+@pytest.mark.parametrize("special", [True, False])
+async def test_tags_that_are_one_token_match_by_that_token(special: bool) -> None:
+    """Qwen 3's are added tokens without the flag `special`, which the library takes for special ones."""
+    backend = byte_level_backend()
+    tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    backend.add_tokens([AddedToken(tag, special=special) for tag in tags])
+    tokenizer = Tokenizer(backend, {"eos_token": EOS})
+    lark = Lark(tokenizer.tag_tokens)
+    thought = REASONING_DIALECTS["think"].thought(lark, "<think>")
+    calls = TOOL_DIALECTS["hermes"].calls(lark, (WEATHER, NOW), 1)
+    grammar = await compiled(tokenizer, lark.source(f"{thought} {calls}"))
+    text = "hm</think>\n\n" + FITTING["hermes"][0]
+    assert {backend.token_to_id(tag) for tag in tags[1:]} <= set(tokenizer.encode(text))
+    assert lets_through(grammar, tokenizer, text)
+
+
 @contextmanager
 def refused() -> Iterator[None]:
     with pytest.raises(InvalidRequestError, match="tools"):

@@ -190,7 +190,7 @@ def _form(body: ChatBody, use: ToolUse, model: ServedModel) -> AnswerForm:
 def _lark(model: ServedModel, schema: Mapping[str, Any] | None, use: ToolUse, prompt: str) -> str:
     """Return a Lark grammar of reasoning, followed by calls or by JSON that matches `schema` (if given)."""
     tools, reasoning = model.dialect.tools, model.dialect.reasoning
-    lark = Lark(model.generator.tokenizer.special_tokens)
+    lark = Lark(model.generator.tokenizer.tag_tokens)
     begin = "" if reasoning is None else lark.literal(reasoning.content_begin)
     answers = [] if schema is None else [f"{begin} {lark.json(schema, strict=True)}"]
     if use.functions:
@@ -204,7 +204,7 @@ def _lark_of_text(model: ServedModel, use: ToolUse, prompt: str) -> str:
     """Return a Lark grammar of reasoning, followed by text with valid calls."""
     tools, reasoning = model.dialect.tools, model.dialect.reasoning
     assert tools is not None, "`tool_use` checks it"
-    lark = Lark(model.generator.tokenizer.special_tokens)
+    lark = Lark(model.generator.tokenizer.tag_tokens)
     thought = "" if reasoning is None else reasoning.thought(lark, prompt)
     return lark.source(f"{thought} {tools.answer(lark, use.functions, _most_calls(use))}")
 

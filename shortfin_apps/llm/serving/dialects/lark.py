@@ -19,7 +19,10 @@ JSON_SPACE = r"[ \n\t]{0,8}"  # bounded, because a weak model may generate white
 
 
 class Lark:
-    """A grammar under construction. `special_ids`: special token string to token id."""
+    """A grammar under construction.
+
+    `special_ids`: token string to token id, of the tokens that match by id only (`Tokenizer.tag_tokens`).
+    """
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self._special_ids = special_ids
