@@ -96,9 +96,6 @@ _OPENAI: Refused = {
     **_OUTPUT,
     "suffix": ("",),
     "truncate_prompt_tokens": (),
-    "thinking_token_budget": (-1,),
-    "thinking_budget_tokens": (-1,),
-    "reasoning_budget_tokens": (-1,),
     "reasoning_control": (False,),
     "no_stop_trim": (False,),
     "n_predict": (),
@@ -237,7 +234,6 @@ MESSAGES_TOOL_REFUSED: Refused = {
     "input_examples": ([],),
 }
 MESSAGES_TOOL_INERT = BLOCK_INERT | {"eager_input_streaming"}
-THINKING_INERT = frozenset({"budget_tokens"})  # the model itself decides how long to think
 
 # OpenAI's `/v1/responses`.
 RESPONSES_REFUSED: Refused = {

@@ -46,6 +46,17 @@ class Lark:
             return f"{text} {self.literal(mark)}"
         return self._add(f"[suffix={json.dumps(mark)}]", text)
 
+    def thought(self, end: str) -> str:
+        """Return an expression of reasoning up to and with its `end`.
+
+        If the end is one token, the text before it does not spell it with other tokens, because the parser
+        of answers finds it in the text.
+        """
+        if end not in self._special_ids:
+            return self.through(end)
+        spelled = f"{ANY_TEXT} {json.dumps(end)} {ANY_TEXT}"
+        return self.through(end, self.terminal(f"{ANY_TEXT} & ~({spelled})"))
+
     def text_with(self, marks: Sequence[str], rest: str) -> str:
         """Return an expression of any text in which the expression `rest` follows each of the `marks`.
 
