@@ -39,7 +39,13 @@ PARAMS: list[dict[str, Any]] = [
     {"forced_token_ids": (1, 2, 3, 1, 2, 3)},
 ]
 EOS = 11
-GRAMMARS = (None, Keys(), thought_of(0, eos=EOS), thought_of(6, eos=EOS), thought_of(3, begins=("!",), eos=EOS))
+GRAMMARS = (
+    None,
+    Keys(),
+    thought_of(0, eos=EOS),
+    thought_of(6, eos=EOS),
+    thought_of(3, begins=("!",), eos=EOS),
+)
 FORCED = call("a", PROMPT, 40, output_grammar=Keys(), temperature=1.0, seed=2)
 
 

@@ -238,6 +238,16 @@ async def test_a_thought_that_the_template_has_closed_has_no_budget() -> None:
     assert await chat(harness, False, thinking_token_budget=0) == ("", "the end", [])
 
 
+@pytest.mark.parametrize("fields", [{}, {"thinking_token_budget": 2}, {"thinking_token_budget": 0}], ids=str)
+async def test_an_empty_thought_leaves_no_trace(fields: dict[str, Any]) -> None:
+    """Qwen 3 writes one where a message has `/no_think`, which its template leaves to the model."""
+    tokenizer = tokenizer_of("added")
+    harness = harness_of(tokenizer, thinking(tokenizer, "<think>", "\n\n", "</think>", "\n\nthe end"))
+    messages = [{"role": "user", "content": "hi /no_think"}]
+    for stream in (False, True):
+        assert await chat(harness, stream, messages=messages, **fields) == ("", "the end", [])
+
+
 async def test_max_tokens_may_end_the_answer_before_the_budget() -> None:
     tokenizer = tokenizer_of("added")
     harness = harness_of(tokenizer, thinking(tokenizer, "", "one and two", "</think>", "the end"))

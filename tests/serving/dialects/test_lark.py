@@ -173,6 +173,21 @@ async def test_a_thought_may_precede_a_call(name: str, special: bool) -> None:
         assert any(isinstance(piece, CallStart) for piece in pieces)
 
 
+async def test_a_thought_does_not_spell_a_mark_that_is_one_token() -> None:
+    """The parser would end the reasoning there, and the content would have the mark that follows."""
+    backend = byte_level_backend()
+    backend.add_tokens([AddedToken("</think>")])
+    tokenizer = Tokenizer(backend, {"eos_token": EOS})
+    lark = Lark(tokenizer.tag_tokens)
+    thought = REASONING_DIALECTS["think"].thought(lark, "<think>")
+    matcher = (await compiled(tokenizer, lark.source(f'{thought} "{{}}"'))).matcher()
+    spelled = [token_id for char in "a</think>" for token_id in tokenizer.encode(char)]
+    masks = [int.from_bytes(matcher.allowed(spelled[:place]), "little") for place in range(len(spelled))]
+    is_allowed = [bool(mask >> token_id & 1) for mask, token_id in zip(masks, spelled, strict=True)]
+    assert is_allowed == [True] * 8 + [False]
+    assert masks[-1] >> backend.token_to_id("</think>") & 1
+
+
 async def test_no_thought_follows_one_that_the_prompt_has_closed() -> None:
     lark = Lark({})
     assert REASONING_DIALECTS["think"].thought(lark, "<think>\n\n</think>\n\n") == ""

@@ -59,6 +59,10 @@ _CONSTRAINTS: Refused = {
     "grammar_lazy": (False,),
     "stop_regex": ([], ""),
     "n_indent": (0,),
+    "reasoning_budget_message": ("",),
+    "reasoning_budget_start_tag": ("",),
+    "reasoning_budget_end_tag": ("",),
+    "reasoning_budget_end_tags": ([],),
     "repetition_detection": (),
     "spaces_between_special_tokens": (True,),
 }
@@ -117,8 +121,7 @@ _QUALIFIERS = frozenset(
         *("xtc_threshold", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "adaptive_decay"),
         *("grammar_triggers", "grammar_type", "guided_decoding_backend"),
         *("truncation_side", "routed_experts_start_len"),
-        *("routed_experts_prompt_start", "reasoning_budget_start_tag", "reasoning_budget_end_tag"),
-        *("reasoning_budget_end_tags", "reasoning_budget_message", "parallel_tool_calls"),
+        *("routed_experts_prompt_start", "parallel_tool_calls"),
         *("parse_tool_calls", "return_flat_raw_top_logprobs_b64", "sampling_logprobs_mode"),
     }
 )
