@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from shortfin_apps.llm.serving.api.schema import BUDGET_FIELDS
 from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_DIALECTS
 from shortfin_apps.llm.serving.dialects.dialect import Dialect
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
+from tests.matrices import slow_rows_but
 from tests.serving.api.harness import (
     CHAT,
     COMPLETIONS,
@@ -34,6 +36,7 @@ OPEN = {"chat_template_kwargs": {"enable_thinking": True}}
 THOUGHT = "a < b, 5 € </thi <tool_call> {"
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 KINDS = ("text", "added", "special")
+QUICK = [("text", False), ("added", True), ("special", False)]
 MAX_MORE = 3  # tokens that complete a character
 
 
@@ -108,9 +111,8 @@ async def chat(harness: Harness, stream: bool, **fields: Any) -> tuple[str, str,
     return message.get("reasoning_content", ""), message["content"] or "", calls
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("kind", "stream"), slow_rows_but(QUICK, product(KINDS, [False, True])))
 @pytest.mark.parametrize("is_open", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("fields", "answer", "content", "num_calls"),
     [
@@ -134,8 +136,7 @@ async def test_a_thought_is_cut_at_every_token(
     begin = "" if is_open else "<think>"
     harness = harness_of(tokenizer, thinking(tokenizer, begin, thought, "</think>", answer))
     num_tokens = len(tokenizer.encode(thought))
-    step = 1 if (not stream and kind != "added") or not fields else 5
-    for budget in (*range(0, num_tokens + 2, step), 4000):
+    for budget in (*range(num_tokens + 2), 4000):
         asked = {**fields, **(OPEN if is_open else {}), "thinking_token_budget": budget}
         reasoning, text, calls = await chat(harness, stream, **asked)
         assert reasoning in cut(tokenizer, thought, budget, shows_tags="tools" in fields)

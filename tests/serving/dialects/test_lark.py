@@ -185,7 +185,7 @@ async def test_a_thought_does_not_spell_a_mark_that_is_one_token() -> None:
     masks = [int.from_bytes(matcher.allowed(spelled[:place]), "little") for place in range(len(spelled))]
     is_allowed = [bool(mask >> token_id & 1) for mask, token_id in zip(masks, spelled, strict=True)]
     assert is_allowed == [True] * 8 + [False]
-    assert masks[-1] >> backend.token_to_id("</think>") & 1
+    assert masks[-1] >> tokenizer.tag_tokens["</think>"] & 1
 
 
 async def test_no_thought_follows_one_that_the_prompt_has_closed() -> None:
