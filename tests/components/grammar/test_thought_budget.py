@@ -87,6 +87,15 @@ def test_proposed_tokens_meet_the_budget(source: GrammarSource) -> None:
         assert choices(matcher, output[:num_kept]) == expected[num_kept]
 
 
+def test_a_thought_that_is_only_proposed_has_not_begun() -> None:
+    """Nor is there none because other tokens are proposed."""
+    for proposed, begins_later in (("aa", True), ("BEGINaa", False)):
+        matcher = matcher_of(2, ("BEGIN",), ("END",))
+        matcher.allowed([], ids(proposed))
+        text = " \nBEGINaa" if begins_later else "aaaaaaaaa"
+        assert list(matcher.forced(ids(text))) == (ids("END") if begins_later else [])
+
+
 def test_proposals_against_the_budget_are_refused() -> None:
     matcher = matcher_of(2, ends=("END",))
     with pytest.raises(ConstraintError):

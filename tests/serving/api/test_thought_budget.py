@@ -249,6 +249,18 @@ async def test_an_empty_thought_leaves_no_trace(fields: dict[str, Any]) -> None:
         assert await chat(harness, stream, messages=messages, **fields) == ("", "the end", [])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_the_budget_cuts_is_reasoning(stream: bool) -> None:
+    tokenizer = tokenizer_of("added")
+    thought = f"hm {CALL} hm"
+    harness = harness_of(tokenizer, thinking(tokenizer, "", thought, "</think>", "the end"))
+    for budget in range(len(tokenizer.encode(thought)) + 1):
+        asked = {"tools": TOOLS[1:], "thinking_token_budget": budget, **OPEN}
+        reasoning, content, calls = await chat(harness, stream, **asked)
+        assert (content, calls) == ("the end", [])
+        assert reasoning == cut(tokenizer, thought, budget, shows_tags=True)[0]
+
+
 async def test_max_tokens_may_end_the_answer_before_the_budget() -> None:
     tokenizer = tokenizer_of("added")
     harness = harness_of(tokenizer, thinking(tokenizer, "", "one and two", "</think>", "the end"))
