@@ -29,7 +29,7 @@ from shortfin_apps.llm.contract.errors import (
 from shortfin_apps.llm.serving.frontend.async_engine import MAX_CONSECUTIVE_FAILURES, AsyncEngine
 from tests.components.engine_fixture import FakeDraft, Rig, call, make_draft, make_rig
 from tests.components.fake_device import fake_config
-from tests.components.forcing_grammar import Keys
+from tests.components.forcing_grammar import Keys, thought_of
 from tests.components.penalties import random_penalties
 from tests.components.stepped_engine import NeverBackError, SteppedClock, SteppedEngine, SteppedLoop
 
@@ -73,7 +73,8 @@ def _random_call(rng: random.Random, stems: list[list[int]]) -> GenerateCall:
         params["stop_token_ids"] = frozenset(rng.sample(range(32), 3))
         params["min_tokens"] = rng.randint(0, params["max_tokens"])
     if rng.random() < 0.4:
-        params |= {"output_grammar": Keys(), "ignore_eos": False, "min_tokens": 0}
+        grammar = rng.choice([Keys(), Keys(), thought_of(rng.randrange(8), eos=min(EOS))])
+        params |= {"output_grammar": grammar, "ignore_eos": False, "min_tokens": 0}
         if rng.random() < 0.7:
             params["logprobs"] = None  # no row is needed, so forced tokens are not drawn
     return call("", prompt, **params)

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.batching.batch import Batch
+from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason
 from shortfin_apps.llm.components.sampling.sampler import MAX_FORCED_TOKENS
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from tests.components.engine.test_speculation import answers
 from tests.components.engine_fixture import PROMPT, Rig, call, make_draft, make_rig
 from tests.components.fake_device import VOCAB, fake_config
-from tests.components.forcing_grammar import Keys
+from tests.components.forcing_grammar import Keys, thought_of
 
 MODES = ("default", "extend-attention")
 SIZES = (1, 2, 4, 8)
@@ -37,6 +38,14 @@ PARAMS: list[dict[str, Any]] = [
     {"chosen_logits": True},
     {"forced_token_ids": (1, 2, 3, 1, 2, 3)},
 ]
+EOS = 11
+GRAMMARS = (
+    None,
+    Keys(),
+    thought_of(0, eos=EOS),
+    thought_of(6, eos=EOS),
+    thought_of(3, begins=("!",), eos=EOS),
+)
 FORCED = call("a", PROMPT, 40, output_grammar=Keys(), temperature=1.0, seed=2)
 
 
@@ -92,7 +101,7 @@ def noted_batches(rig: Rig) -> list[Batch]:
     requests=st.lists(
         st.tuples(
             st.integers(0, len(PARAMS) - 1),
-            st.booleans(),
+            st.sampled_from(GRAMMARS),
             st.integers(1, 30),
             st.integers(1, 30),
             st.integers(0, 20),
@@ -111,7 +120,7 @@ def noted_batches(rig: Rig) -> list[Batch]:
     token_budget=st.sampled_from([8, 12, 40]),
 )
 def test_answers_are_those_of_draws(
-    requests: list[tuple[int, bool, int, int, int]],
+    requests: list[tuple[int, Grammar | None, int, int, int]],
     place: dict[str, Any],
     depth: int,
     drafts: str | None,
@@ -124,10 +133,10 @@ def test_answers_are_those_of_draws(
     rng = np.random.default_rng(7)
     stem = rng.integers(0, 4, 30).tolist()
     calls = [
-        call(str(i), stem[:length], count, **PARAMS[kind], output_grammar=Keys() if is_structured else None)
-        for i, (kind, is_structured, length, count, _) in enumerate(requests)
+        call(str(i), stem[:length], count, **PARAMS[kind], output_grammar=grammar)
+        for i, (kind, grammar, length, count, _) in enumerate(requests)
     ]
-    options |= {"repeats": 0.5, "eos": frozenset({11})}
+    options |= {"repeats": 0.5, "eos": frozenset({EOS})}
 
     def config() -> Any:
         return fake_config(pages=pages, window=window)

@@ -173,6 +173,21 @@ async def test_a_thought_may_precede_a_call(name: str, special: bool) -> None:
         assert any(isinstance(piece, CallStart) for piece in pieces)
 
 
+async def test_a_thought_does_not_spell_a_mark_that_is_one_token() -> None:
+    """The parser would end the reasoning there, and the content would have the mark that follows."""
+    backend = byte_level_backend()
+    backend.add_tokens([AddedToken("</think>")])
+    tokenizer = Tokenizer(backend, {"eos_token": EOS})
+    lark = Lark(tokenizer.tag_tokens)
+    thought = REASONING_DIALECTS["think"].thought(lark, "<think>")
+    matcher = (await compiled(tokenizer, lark.source(f'{thought} "{{}}"'))).matcher()
+    spelled = [token_id for char in "a</think>" for token_id in tokenizer.encode(char)]
+    masks = [int.from_bytes(matcher.allowed(spelled[:place]), "little") for place in range(len(spelled))]
+    is_allowed = [bool(mask >> token_id & 1) for mask, token_id in zip(masks, spelled, strict=True)]
+    assert is_allowed == [True] * 8 + [False]
+    assert masks[-1] >> tokenizer.tag_tokens["</think>"] & 1
+
+
 async def test_no_thought_follows_one_that_the_prompt_has_closed() -> None:
     lark = Lark({})
     assert REASONING_DIALECTS["think"].thought(lark, "<think>\n\n</think>\n\n") == ""
@@ -196,6 +211,22 @@ def test_as_many_functions_as_a_request_may_have_fit_with_any_arguments(name: st
     dialect, lark = TOOL_DIALECTS[name], Lark({})
     source = lark.source(getattr(dialect, form)(lark, functions, MAX_CALLS))
     check_size(GrammarSource(GrammarKind.LARK, source), "tools")
+
+
+@pytest.mark.parametrize("special", [True, False])
+async def test_tags_that_are_one_token_match_by_that_token(special: bool) -> None:
+    """Qwen 3's are added tokens without the flag `special`, which the library takes for special ones."""
+    backend = byte_level_backend()
+    tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    backend.add_tokens([AddedToken(tag, special=special) for tag in tags])
+    tokenizer = Tokenizer(backend, {"eos_token": EOS})
+    lark = Lark(tokenizer.tag_tokens)
+    thought = REASONING_DIALECTS["think"].thought(lark, "<think>")
+    calls = TOOL_DIALECTS["hermes"].calls(lark, (WEATHER, NOW), 1)
+    grammar = await compiled(tokenizer, lark.source(f"{thought} {calls}"))
+    text = "hm</think>\n\n" + FITTING["hermes"][0]
+    assert {backend.token_to_id(tag) for tag in tags[1:]} <= set(tokenizer.encode(text))
+    assert lets_through(grammar, tokenizer, text)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.grammar.thought_budget import ThoughtBudget
 from shortfin_apps.llm.components.request.messages import (
     ChosenLogit,
     ComputedTask,
@@ -108,7 +109,9 @@ DELTAS = st.builds(
     error=st.none() | ERRORS,
     logits=st.lists(st.builds(ChosenLogit, FLOATS, IDS), max_size=4).map(tuple),
 )
-SOURCES = st.builds(GrammarSource, st.sampled_from(GrammarKind), IDS, st.booleans())
+TEXTS = st.lists(IDS, max_size=2).map(tuple)
+BUDGETS = st.builds(ThoughtBudget, st.integers(0, 2**31 - 1), TEXTS, TEXTS)
+SOURCES = st.builds(GrammarSource, st.sampled_from(GrammarKind), IDS, st.booleans(), st.none() | BUDGETS)
 COMMANDS = st.one_of(
     st.builds(AbortRequests, st.lists(IDS, max_size=3).map(tuple), st.none() | IDS),
     st.builds(AbortAll),

@@ -12,6 +12,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from shortfin_apps.llm.components.grammar.json_schema import Check, Schema
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource, schema_source
 from shortfin_apps.llm.components.grammar.source_schemas import with_equivalent_schemas, with_usable_schemas
+from shortfin_apps.llm.components.grammar.thought_budget import BudgetedMatcher
 from shortfin_apps.llm.components.request.grammar import GrammarMatcher
 from shortfin_apps.llm.contract.errors import ConstraintError
 
@@ -37,12 +38,20 @@ class CompiledGrammar:
     `start` is the state at the beginning of an output and never advances: each matcher gets a copy. Copies
     share lazily built automata, under a lock. Once these automata have reached their maximum size, every
     output fails. `is_worn_out` is then set, and new requests need a newly compiled grammar.
+    `tokenizer` is needed for a source with a `budget`.
     """
 
-    def __init__(self, source: GrammarSource, start: LLMatcher, param: str = "grammar") -> None:
+    def __init__(
+        self,
+        source: GrammarSource,
+        start: LLMatcher,
+        param: str = "grammar",
+        tokenizer: LLTokenizer | None = None,
+    ) -> None:
         self.source = source
         self.param = param
         self._start = start
+        self._tokenizer = tokenizer
         self._worn_out = [False]  # shared by equal grammars
 
     def __eq__(self, other: object) -> bool:
@@ -57,12 +66,16 @@ class CompiledGrammar:
 
     def named(self, param: str) -> CompiledGrammar:
         """Return an equal grammar with error messages that name the request field `param`."""
-        named = CompiledGrammar(self.source, self._start, param)
+        named = CompiledGrammar(self.source, self._start, param, self._tokenizer)
         named._worn_out = self._worn_out
         return named
 
     def matcher(self) -> GrammarMatcher:
-        return CompiledMatcher(self)
+        matcher = CompiledMatcher(self)
+        if self.source.budget is None:
+            return matcher
+        assert self._tokenizer is not None, "`compiled` passes it"
+        return BudgetedMatcher(matcher, self.source.budget, self._tokenizer)
 
     def new_state(self) -> LLMatcher:
         return self._start.deep_copy()
@@ -180,7 +193,7 @@ def _compiled(source: GrammarSource, kept: GrammarSource, tokenizer: LLTokenizer
         matcher = LLMatcher(tokenizer, _grammar_of(kept), log_level=0, limits=_limits())
     except ValueError as error:
         raise UnusableGrammar(str(error)) from None
-    grammar = CompiledGrammar(source, matcher)
+    grammar = CompiledGrammar(source, matcher, tokenizer=tokenizer)
     if problem := error_of(matcher) or grammar.problem():
         raise UnusableGrammar(problem)
     return grammar

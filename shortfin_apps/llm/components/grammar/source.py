@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import orjson
 
+from shortfin_apps.llm.components.grammar.thought_budget import ThoughtBudget
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 
@@ -42,19 +43,28 @@ MAX_RULES = 300  # the time to report an error in a chain of rules grows with th
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A grammar before compilation. `is_compact`: the JSON output has no white space between its tokens."""
+    """A grammar before compilation.
+
+    `is_compact`: the JSON output has no white space between its tokens. `budget`: limits the reasoning at
+    the beginning of the output, which the grammar must allow to end after any token.
+    """
 
     kind: GrammarKind
     text: str
     is_compact: bool = False
+    budget: ThoughtBudget | None = None
 
     def to_json(self) -> bytes:
-        return json.dumps([self.kind, self.text, self.is_compact]).encode()
+        budget = None if self.budget is None else astuple(self.budget)
+        return json.dumps([self.kind, self.text, self.is_compact, budget]).encode()
 
     @classmethod
     def from_json(cls, encoded: bytes) -> GrammarSource:
-        kind, text, is_compact = json.loads(encoded)
-        return cls(GrammarKind(kind), text, is_compact)
+        kind, text, is_compact, budget = json.loads(encoded)
+        if budget is not None:
+            max_tokens, begins, ends = budget
+            budget = ThoughtBudget(max_tokens, tuple(begins), tuple(ends))
+        return cls(GrammarKind(kind), text, is_compact, budget)
 
 
 def schema_source(schema: dict[str, Any] | str, *, is_compact: bool = False) -> GrammarSource:
@@ -70,6 +80,7 @@ def choice_source(choices: Sequence[str]) -> GrammarSource:
 
 
 ANY_OBJECT = schema_source({"type": "object"})
+ANY_TOKENS = GrammarSource(GrammarKind.LARK, "start: <[*]>*")
 
 Named = tuple[str, GrammarSource]  # the name of a request field, and the grammar in that field
 

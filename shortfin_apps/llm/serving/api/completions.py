@@ -11,7 +11,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shortfin_apps.llm.components.grammar.source import asked_grammar
 from shortfin_apps.llm.serving.api.answers import (
     CompletionAnswer,
     ModelCard,
@@ -25,6 +24,7 @@ from shortfin_apps.llm.serving.api.openai_answers import extras_of, respond
 from shortfin_apps.llm.serving.api.openai_shapes import CompletionShape
 from shortfin_apps.llm.serving.api.schema import CompletionBody
 from shortfin_apps.llm.serving.api.service import Service, service_of
+from shortfin_apps.llm.serving.api.thought_budget import grammar_of_prompt
 from shortfin_apps.llm.serving.frontend.text_generation import TextGenerator
 from shortfin_apps.llm.serving.http.json_response import JsonResponse
 
@@ -45,7 +45,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
         serving=body,
         defaults=model.openai_defaults,
         choices=choices,
-        grammar=asked_grammar(body.grammar_fields()),
+        grammar=grammar_of_prompt(body, model.dialect.reasoning),
         max_tokens=body.max_tokens,
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
         may_be_empty=True,

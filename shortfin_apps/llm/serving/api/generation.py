@@ -58,6 +58,7 @@ class Conversation:
 
 
 Prompt = str | Sequence[int] | Conversation
+NUM_LAST_TOKENS = 32  # of a prompt of token ids, whose text tells a grammar whether reasoning has begun
 _Submitted = TypeVar("_Submitted", bound=PendingAnswer)
 
 
@@ -201,7 +202,8 @@ async def _of_prompt(
     text, token_ids = await encoded(prompt, field, request, salt, wanted.add_special_tokens)
     grammar = None
     if (asked := wanted.grammar) is not None:
-        sources = [partial(source, text) for source in asked.sources]
+        begun = text or _last_text(token_ids, service.model.generator.tokenizer)
+        sources = [partial(source, begun) for source in asked.sources]
         compiling = service.model.generator.grammars.compile_first(sources, asked.param, terms.tenant)
         grammar = await unless_disconnected(request, compiling)
     params = _params(wanted, token_ids, field, grammar, tokens, service.model.generator)
@@ -222,6 +224,12 @@ async def _of_prompt(
     answers = range(wanted.choices.generated)
     requests = [replace(first, params=with_seed(params, choice), choice=choice) for choice in answers]
     return with_receipts(requests, serving.receipt, sampling, service)
+
+
+def _last_text(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return the text of the last tokens of a prompt given as token ids, of which any may be unknown."""
+    known = [each for each in token_ids[-NUM_LAST_TOKENS:] if 0 <= each < tokenizer.vocab_size]
+    return tokenizer.decode(known, skip_special_tokens=False)
 
 
 def terms_of(body: ServingFields, request: Request) -> Terms:

@@ -22,7 +22,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shortfin_apps.llm.components.grammar.source import asked_grammar
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.request.sampling_params import PARAMS
 from shortfin_apps.llm.contract.errors import InvalidRequestError
@@ -48,6 +47,7 @@ from shortfin_apps.llm.serving.api.openai_shapes import ChatShape, CompletionSha
 from shortfin_apps.llm.serving.api.sampling import first_given, params_named
 from shortfin_apps.llm.serving.api.schema import AbortBody, GenerateBody, SamplingBody
 from shortfin_apps.llm.serving.api.service import ServedModel, count_everywhere, request_id_of, service_of
+from shortfin_apps.llm.serving.api.thought_budget import grammar_of_prompt
 from shortfin_apps.llm.serving.engine_link.messages import AbortRequests
 from shortfin_apps.llm.serving.frontend.beam_search import check_num_beams
 from shortfin_apps.llm.serving.frontend.prompt_scoring import (
@@ -207,10 +207,11 @@ def _wanted(body: GenerateBody, item: Item, model: ServedModel) -> GenerateReque
     """Return what to generate for the item. Raises InvalidRequestError for options that exclude beams."""
     sampling = item.sampling
     num_beams = _num_beams(sampling, model)
-    grammar = asked_grammar(sampling.grammar_fields(), PREFIX)
+    grammar = grammar_of_prompt(sampling, model.dialect.reasoning, PREFIX)
     if num_beams > 1 and grammar is not None:
         raise InvalidRequestError(
-            f"structured output cannot be combined with {num_beams} beams; set `{PREFIX}num_beams` to 1",
+            f"structured output and budgets of reasoning cannot be combined with {num_beams} beams;"
+            f" set `{PREFIX}num_beams` to 1",
             PREFIX + "num_beams",
         )
     names = ("max_completion_tokens", "max_new_tokens", "max_tokens")

@@ -47,6 +47,14 @@ def with_receipts(
             " `num_beams` to 1",
             "receipt",
         )
+    source = _source(requests[0].params.output_grammar)
+    if source is not None and source.budget is not None:
+        if given is None:
+            return list(requests)
+        raise InvalidRequestError(
+            "`receipt` does not record a budget of reasoning; set it to false, or leave the budget out",
+            "receipt",
+        )
     prompt = requests[0].prompt_token_ids
     tokenizer = service.model.generator.tokenizer
     text = tokenizer.decode(prompt, skip_special_tokens=False) if wanted == "text" else None

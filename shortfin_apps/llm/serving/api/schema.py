@@ -38,6 +38,9 @@ from shortfin_apps.llm.serving.api.unserved_fields import (
 )
 from shortfin_apps.llm.serving.text.strict_turns import THOUGHT_NAMES
 
+BUDGET_FIELDS = (  # vLLM's name, then llama.cpp's three
+    *("thinking_token_budget", "thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget"),
+)
 MAX_TOOLS = 128  # OpenAI's
 MAX_ABORTED = 20_000  # ids of one `POST /abort`
 
@@ -142,6 +145,10 @@ class SamplingFields(_Params):
     regex: str | None = None
     ebnf: str | None = None
     grammar: str | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: int | None = None
+    reasoning_budget: int | None = None
 
     def grammar_fields(self) -> dict[str, Any]:
         """Return the fields that `components/grammar/source.py` reads, keyed by their names in JSON."""

@@ -19,8 +19,9 @@ from shortfin_apps.llm.components.grammar.source import (
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.serving.api.schema import AllowedToolChoice, ChatBody, NamedTool, Tool
 from shortfin_apps.llm.serving.api.service import ServedModel
+from shortfin_apps.llm.serving.api.thought_budget import AskedBudget, asked_budget
 from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect, Function
-from shortfin_apps.llm.serving.dialects.lark import Lark, one_of
+from shortfin_apps.llm.serving.dialects.lark import ANY_TEXT, Lark, one_of
 from shortfin_apps.llm.serving.dialects.output_parser import OutputParser
 
 MAX_CALLS = 16  # per answer with a grammar, so that a weak model does not repeat calls until its limit
@@ -137,12 +138,18 @@ def answer_rules(body: ChatBody, use: ToolUse, model: ServedModel) -> tuple[Aske
     Callers must later pass the rendered prompt to the grammar's sources and to the form's `after`.
     Raises InvalidRequestError for tools combined with a grammar that is not a JSON schema.
     """
-    named = named_source(body.grammar_fields())
-    is_bare = _is_bare(named, use, model)
-    return _grammar(named, is_bare, use, model), PLAIN if is_bare else _form(body, use, model)
+    named, budget = named_source(body.grammar_fields()), asked_budget(body, model.dialect.reasoning)
+    grammar = _grammar(named, use, model)
+    if _is_bare(named, use, model):
+        return grammar, PLAIN
+    form = _form(body, use, model)
+    if budget is None:
+        return grammar, form
+    # The end of the reasoning may be forced within a call, which therefore stays part of the reasoning.
+    return _budgeted(budget, grammar, use, model), replace(form, calls_end_thoughts=False)
 
 
-def _grammar(named: Named | None, is_bare: bool, use: ToolUse, model: ServedModel) -> AskedGrammar | None:
+def _grammar(named: Named | None, use: ToolUse, model: ServedModel) -> AskedGrammar | None:
     """Return the grammar of the answers; None if not needed.
 
     With required calls or a JSON schema: reasoning, then calls or JSON. With optional calls to strict
@@ -153,7 +160,7 @@ def _grammar(named: Named | None, is_bare: bool, use: ToolUse, model: ServedMode
     if named is None:
         return AskedGrammar("tools", _sources(use, partial(_lark_of_text, model))) if use.is_strict else None
     param, source = named
-    if is_bare:
+    if _is_bare(named, use, model):
         return AskedGrammar(param, [lambda prompt: source])
     if (schema := _schema_of(source)) is None:
         raise InvalidRequestError(
@@ -162,6 +169,20 @@ def _grammar(named: Named | None, is_bare: bool, use: ToolUse, model: ServedMode
             param,
         )
     return AskedGrammar(param, _sources(use, partial(_lark, model, schema)))
+
+
+def _budgeted(
+    budget: AskedBudget, grammar: AskedGrammar | None, use: ToolUse, model: ServedModel
+) -> AskedGrammar:
+    """Return the grammar with the budget; without a grammar, one of any answer.
+
+    In a format of messages, any answer might have more reasoning later, so an answer's messages are fixed.
+    """
+    if grammar is not None:
+        return budget.on(grammar)
+    if not budget.reasoning.content_begin:
+        return budget.on_any_text()
+    return budget.on(AskedGrammar(budget.param, _sources(use, partial(_lark_of_text, model))))
 
 
 def _is_bare(named: Named | None, use: ToolUse, model: ServedModel) -> bool:
@@ -190,7 +211,7 @@ def _form(body: ChatBody, use: ToolUse, model: ServedModel) -> AnswerForm:
 def _lark(model: ServedModel, schema: Mapping[str, Any] | None, use: ToolUse, prompt: str) -> str:
     """Return a Lark grammar of reasoning, followed by calls or by JSON that matches `schema` (if given)."""
     tools, reasoning = model.dialect.tools, model.dialect.reasoning
-    lark = Lark(model.generator.tokenizer.special_tokens)
+    lark = Lark(model.generator.tokenizer.tag_tokens)
     begin = "" if reasoning is None else lark.literal(reasoning.content_begin)
     answers = [] if schema is None else [f"{begin} {lark.json(schema, strict=True)}"]
     if use.functions:
@@ -201,12 +222,15 @@ def _lark(model: ServedModel, schema: Mapping[str, Any] | None, use: ToolUse, pr
 
 
 def _lark_of_text(model: ServedModel, use: ToolUse, prompt: str) -> str:
-    """Return a Lark grammar of reasoning, followed by text with valid calls."""
+    """Return a Lark grammar of reasoning, followed by text with valid calls of the functions, if any."""
     tools, reasoning = model.dialect.tools, model.dialect.reasoning
-    assert tools is not None, "`tool_use` checks it"
-    lark = Lark(model.generator.tokenizer.special_tokens)
+    lark = Lark(model.generator.tokenizer.tag_tokens)
     thought = "" if reasoning is None else reasoning.thought(lark, prompt)
-    return lark.source(f"{thought} {tools.answer(lark, use.functions, _most_calls(use))}")
+    if use.functions:
+        assert tools is not None, "`tool_use` checks it"
+        return lark.source(f"{thought} {tools.answer(lark, use.functions, _most_calls(use))}")
+    begin = "" if reasoning is None else lark.literal(reasoning.content_begin)
+    return lark.source(f"{thought} {begin} {ANY_TEXT}")
 
 
 def _most_calls(use: ToolUse) -> int:

@@ -59,6 +59,10 @@ _CONSTRAINTS: Refused = {
     "grammar_lazy": (False,),
     "stop_regex": ([], ""),
     "n_indent": (0,),
+    "reasoning_budget_message": ("",),
+    "reasoning_budget_start_tag": ("",),
+    "reasoning_budget_end_tag": ("",),
+    "reasoning_budget_end_tags": ([],),
     "repetition_detection": (),
     "spaces_between_special_tokens": (True,),
 }
@@ -96,9 +100,6 @@ _OPENAI: Refused = {
     **_OUTPUT,
     "suffix": ("",),
     "truncate_prompt_tokens": (),
-    "thinking_token_budget": (-1,),
-    "thinking_budget_tokens": (-1,),
-    "reasoning_budget_tokens": (-1,),
     "reasoning_control": (False,),
     "no_stop_trim": (False,),
     "n_predict": (),
@@ -120,8 +121,7 @@ _QUALIFIERS = frozenset(
         *("xtc_threshold", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "adaptive_decay"),
         *("grammar_triggers", "grammar_type", "guided_decoding_backend"),
         *("truncation_side", "routed_experts_start_len"),
-        *("routed_experts_prompt_start", "reasoning_budget_start_tag", "reasoning_budget_end_tag"),
-        *("reasoning_budget_end_tags", "reasoning_budget_message", "parallel_tool_calls"),
+        *("routed_experts_prompt_start", "parallel_tool_calls"),
         *("parse_tool_calls", "return_flat_raw_top_logprobs_b64", "sampling_logprobs_mode"),
     }
 )
@@ -237,7 +237,6 @@ MESSAGES_TOOL_REFUSED: Refused = {
     "input_examples": ([],),
 }
 MESSAGES_TOOL_INERT = BLOCK_INERT | {"eager_input_streaming"}
-THINKING_INERT = frozenset({"budget_tokens"})  # the model itself decides how long to think
 
 # OpenAI's `/v1/responses`.
 RESPONSES_REFUSED: Refused = {

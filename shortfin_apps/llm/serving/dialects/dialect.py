@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shortfin_apps.llm.serving.dialects.feed import (
     CallParse,
@@ -93,12 +93,20 @@ class Calls:
         content. If an end mark follows later, it is dropped, and this method returns.
         """
         kind: type[Content | Reasoning] = Reasoning
+        yield Reasoning("")  # white space after an empty one is dropped, too
         begins = () if self.dialect is None else self.dialect.begins
         while (mark := (yield from feed.copy(kind, *ends, *begins))) is not None and mark not in ends:
             assert self.dialect is not None, "it has begins"
             call = self.dialect.parse_call(feed, self.functions, mark)
             if (yield from _with_text_of(kind, call)):
                 kind = Content
+
+
+class ThoughtMarks(NamedTuple):
+    """Texts that begin the reasoning, empty if the prompt has begun it, and texts that end it."""
+
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
 
 
 class ReasoningDialect(Protocol):
@@ -122,6 +130,10 @@ class ReasoningDialect(Protocol):
 
     def thought(self, lark: Lark, prompt: str) -> str:
         """Return a Lark expression of the reasoning that may follow `prompt`, with the separator after it."""
+        ...
+
+    def thought_marks(self, prompt: str) -> ThoughtMarks | None:
+        """Return the delimiters of the reasoning that may follow `prompt`; None if none may follow."""
         ...
 
 

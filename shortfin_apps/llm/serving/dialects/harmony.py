@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Sequence
 
-from shortfin_apps.llm.serving.dialects.dialect import Calls, Function
+from shortfin_apps.llm.serving.dialects.dialect import Calls, Function, ThoughtMarks
 from shortfin_apps.llm.serving.dialects.feed import (
     Arguments,
     CallParse,
@@ -93,7 +93,10 @@ class Harmony:
         yield from self.parse(feed, calls.functions)
 
     def thought(self, lark: Lark, prompt: str) -> str:
-        return f"({lark.literal(THOUGHT)} {lark.through(THOUGHT_END)} {lark.literal(NEXT)})?"
+        return f"({lark.literal(THOUGHT)} {lark.thought(THOUGHT_END)} {lark.literal(NEXT)})?"
+
+    def thought_marks(self, prompt: str) -> ThoughtMarks:
+        return ThoughtMarks((THOUGHT,), (THOUGHT_END,))
 
 
 def _message(feed: Feed, header: str, kinds: set[Kind]) -> Generator[Piece | None, None, str | None]:

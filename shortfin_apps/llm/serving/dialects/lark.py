@@ -19,7 +19,10 @@ JSON_SPACE = r"[ \n\t]{0,8}"  # bounded, because a weak model may generate white
 
 
 class Lark:
-    """A grammar under construction. `special_ids`: special token string to token id."""
+    """A grammar under construction.
+
+    `special_ids`: token string to token id, of the tokens that match by id only (`Tokenizer.tag_tokens`).
+    """
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self._special_ids = special_ids
@@ -42,6 +45,17 @@ class Lark:
         if mark in self._special_ids:
             return f"{text} {self.literal(mark)}"
         return self._add(f"[suffix={json.dumps(mark)}]", text)
+
+    def thought(self, end: str) -> str:
+        """Return an expression of reasoning up to and with its `end`.
+
+        If the end is one token, the text before it does not spell it with other tokens, because the parser
+        of answers finds it in the text.
+        """
+        if end not in self._special_ids:
+            return self.through(end)
+        spelled = f"{ANY_TEXT} {json.dumps(end)} {ANY_TEXT}"
+        return self.through(end, self.terminal(f"{ANY_TEXT} & ~({spelled})"))
 
     def text_with(self, marks: Sequence[str], rest: str) -> str:
         """Return an expression of any text in which the expression `rest` follows each of the `marks`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shortfin_apps.llm.serving.dialects.dialect import Calls
+from shortfin_apps.llm.serving.dialects.dialect import Calls, ThoughtMarks
 from shortfin_apps.llm.serving.dialects.feed import Content, Feed, Parse
 from shortfin_apps.llm.serving.dialects.lark import SPACE, Lark, one_of
 
@@ -38,10 +38,19 @@ class TaggedReasoning:
             yield Content(space)
 
     def thought(self, lark: Lark, prompt: str) -> str:
-        if prompt.rstrip().endswith(self.end):  # the chat template disables reasoning by an empty one
+        if self._is_closed(prompt):
             return ""
-        rest = f"{lark.through(self.end)} {SPACE}"
+        rest = f"{lark.thought(self.end)} {SPACE}"
         return rest if self.is_open(prompt) else f"({lark.literal(self.begin)} {rest})?"
+
+    def thought_marks(self, prompt: str) -> ThoughtMarks | None:
+        if self._is_closed(prompt):
+            return None
+        return ThoughtMarks(() if self.is_open(prompt) else (self.begin,), (self.end,))
+
+    def _is_closed(self, prompt: str) -> bool:
+        """Whether the chat template disables reasoning by an empty one at the end of the prompt."""
+        return prompt.rstrip().endswith(self.end)
 
 
 THINK = TaggedReasoning("<think>", "</think>")
@@ -69,4 +78,7 @@ class GraniteReasoning:
 
     def thought(self, lark: Lark, prompt: str) -> str:
         begin = one_of([lark.literal(text) for text in THOUGHT_BEGINS])
-        return f"({begin} {lark.through(THOUGHT_ENDS[0])} {SPACE})?"
+        return f"({begin} {lark.thought(THOUGHT_ENDS[0])} {SPACE})?"
+
+    def thought_marks(self, prompt: str) -> ThoughtMarks:
+        return ThoughtMarks(THOUGHT_BEGINS, THOUGHT_ENDS)

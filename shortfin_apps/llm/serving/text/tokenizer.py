@@ -133,6 +133,20 @@ class Tokenizer:
         return {token.content: token_id for token_id, token in added.items() if token.special}
 
     @cached_property
+    def tag_tokens(self) -> Mapping[str, int]:
+        """Ids by token string of the tokens that never match as text in a grammar.
+
+        llguidance counts every added token of the form `<...>` among the special ones. Qwen 3 has `</think>`
+        and `<tool_call>` as such tokens, which `skip_special_tokens` keeps.
+        """
+        added = self._backend.get_added_tokens_decoder()
+        return {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
+
+    @cached_property
     def split_names(self) -> frozenset[str]:
         """Strings of the added tokens, at which every text is split before it is tokenised."""
         return frozenset(token.content for token in self._backend.get_added_tokens_decoder().values())

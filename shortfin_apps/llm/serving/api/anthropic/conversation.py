@@ -20,6 +20,7 @@ from shortfin_apps.llm.serving.api.anthropic.schema import (
 )
 from shortfin_apps.llm.serving.api.chat import chat_body
 from shortfin_apps.llm.serving.api.schema import (
+    BUDGET_FIELDS,
     CalledFunction,
     ChatBody,
     ChatMessage,
@@ -37,6 +38,7 @@ NAMES = {
     "stop": "stop_sequences",
     "response_format.json_schema.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 THINKING_VARIABLE = "enable_thinking"  # in chat templates of models whose reasoning can be disabled
 
@@ -56,6 +58,12 @@ def chat_of_messages(body: MessagesBody, model: ServedModel) -> ChatBody:
         changed["response_format"] = form
     if body.stop_sequences is not None:
         changed["stop"] = body.stop_sequences
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        if any(getattr(body, name) is not None for name in BUDGET_FIELDS):
+            raise InvalidRequestError(
+                f"`thinking.budget_tokens` and `{BUDGET_FIELDS[0]}`: give one of them", BUDGET_FIELDS[0]
+            )
+        changed["thinking_token_budget"] = body.thinking.budget_tokens
     if body.metadata is not None and body.metadata.user_id is not None:
         changed["user"] = body.metadata.user_id
     return chat_body(body, **changed, **_conversation(body, model))

@@ -30,7 +30,6 @@ from shortfin_apps.llm.serving.api.unserved_fields import (
     MESSAGES_TOOL_INERT,
     MESSAGES_TOOL_REFUSED,
     TEXT_BLOCK_REFUSED,
-    THINKING_INERT,
     TOOL_RESULT_REFUSED,
     TOOL_USE_REFUSED,
 )
@@ -136,9 +135,8 @@ class MessagesToolChoice(Body):
 
 
 class Thinking(Body):
-    INERT = THINKING_INERT
-
     type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
