@@ -157,6 +157,15 @@ def test_windows_may_be_listed(tmp_path: Path) -> None:
     assert windows_of(spec) == [window if each else None for each in pattern]
 
 
+def test_the_first_files_of_gemma_2_have_its_window_and_caps(tmp_path: Path) -> None:
+    missing = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+    path = family("gemma2", tmp_path, without=[f"gemma2.{key}" for key in missing])
+    spec = GgufSource(path).spec
+    assert windows_of(spec)[:2] == [4096, None]
+    assert spec.attention.cap == 50.0
+    assert spec.logit_cap == 30.0
+
+
 def test_phi_4_has_a_window_of_0_for_none(tmp_path: Path) -> None:
     spec = GgufSource(family("phi3", tmp_path, {"attention.sliding_window": 0})).spec
     assert not any(windows_of(spec))

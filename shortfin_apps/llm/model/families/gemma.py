@@ -75,7 +75,16 @@ GEMMA2 = Family(
     },
     norms_from_zero=True,
     scales_embedding=True,
-    gguf=Gguf(defaults={"activation": "gelu", "sliding_window_pattern": 2}),
+    gguf=Gguf(
+        defaults={
+            "activation": "gelu",
+            # Files of 2024 lack these; llama.cpp has the same defaults.
+            "sliding_window": 4096,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        }
+    ),
 )
 GEMMA3 = replace(
     GEMMA2,
