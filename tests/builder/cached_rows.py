@@ -47,7 +47,7 @@ class CachedRows:
     def _fill_cache(self, num_pages: int, key_scale: float) -> list[F32]:
         """Of each layer, [pages, 2, stride, kv_heads, head_dim], rounded as the cache has it.
 
-        Layers that share those of others have some, too, which nothing reads.
+        Layers that read the cache of another layer have some, too, which nothing reads.
         """
         spec = self._model.spec
         stored, known = [], []

@@ -84,7 +84,7 @@ WINDOWED = changed(
 )
 # With queries that are scaled by position, and biases in the feed-forward.
 SCALED = changed(TINY, {"query_scaling": QueryScaling(beta=0.3, period=20), "biases": True})
-# With other heads in the layer without a window, where v is k, and with a scalar behind each layer.
+# With other heads in the layer without a window, where v is k, and with a scalar after each layer.
 _OTHER_HEADS = changed(
     TINY,
     {"norm_after": True, "qk_norm": True, "value_norm": True},

@@ -100,7 +100,7 @@ class CachedTokens:
 
 @dataclass(slots=True)
 class Carried:
-    """What layers read of a sequence besides the residual stream.
+    """Values that layers pass to later layers, in addition to the residual stream.
 
     `layer_inputs` [tokens, layers, features]: see layer_inputs.py; `keys_values`: of layers that keep them, K
     and V of the preceding positions [2, positions, kv_heads, head_dim], K and V of the new tokens.

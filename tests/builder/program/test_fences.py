@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from iree import compiler
 
-from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject
-from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
-from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.compiled_model import HYBRID, OTHERS, ROUTED, TINY
+from tests.builder.uncompiled import text_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
-
-
-def no_code(kernels: Sequence[Kernel], architecture: str, chip: str) -> list[CodeObject]:
-    return [CodeObject(b"\0", kernel.tuning.num_waves * 64) for kernel in kernels]
 
 
 @pytest.mark.parametrize(
@@ -34,9 +26,8 @@ def test_nothing_of_an_invocation_runs_before_its_fence(spec: ModelSpec, one_lau
     options = BuildOptions(
         device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(4,), one_launch=one_launch
     )
-    target = resolve_target(options.device)
-    source = ModelModule(spec, options, target, no_code).text()
-    text = compiler.compile_str(source, extra_args=[*target.flags, "--compile-to=stream"]).decode()
+    flags = [*resolve_target(options.device).flags, "--compile-to=stream"]
+    text = compiler.compile_str(text_of(spec, options), extra_args=flags).decode()
     invocations = [part for part in text.split("util.func public @")[1:] if "stream.cmd.execute" in part]
     assert len(invocations) > 4
     for part in invocations:

@@ -53,13 +53,13 @@ def thinking(tokenizer: Tokenizer, begin: str, thought: str, end: str, answer: s
 
     It checks that its grammar allows what it wants.
     """
-    before, behind = (tokenizer.encode(text) for text in (begin + thought + end, answer))
-    behind += sorted(tokenizer.eos_token_ids)[:1]
+    before, after = (tokenizer.encode(text) for text in (begin + thought + end, answer))
+    after += sorted(tokenizer.eos_token_ids)[:1]
 
     def wish(token_ids: list[int]) -> int:
         for place in range(len(token_ids) + 1):
             if end in tokenizer.decode(token_ids[:place], skip_special_tokens=False):
-                return behind[len(token_ids) - place]
+                return after[len(token_ids) - place]
         return before[len(token_ids)]
 
     def script(call: GenerateCall) -> Iterator[Delta]:

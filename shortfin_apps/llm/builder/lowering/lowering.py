@@ -95,8 +95,7 @@ class RenderedKernels:
 
         Callers must not use the same name with another template or other parameters.
         """
-        if self._is_new(name, (template, parameters)):
-            self._texts[name] = render(template, name, **parameters)
+        self.add(name, (template, parameters), lambda: render(template, name, **parameters))
         return name
 
     def add(self, name: str, origin: object, make: Callable[[], str]) -> None:

@@ -21,7 +21,7 @@ from shortfin_apps.llm.builder.program.entry import (
 )
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.contract.abi import Entry, EntryFamily
+from shortfin_apps.llm.contract.abi import RESIDENT_WORKGROUPS, Entry, EntryFamily
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.config import context_length, pool_elements, within
 from shortfin_apps.llm.model.operations import Sample, TopK
@@ -49,7 +49,6 @@ class ModelModule:
         self.choices = choose(context)
         self._lowering = make_lowering(context, self.choices)
         self._static_workspace = has_static_workspace(self.choices)
-        self._has_one_launch = False
 
     @property
     def entries(self) -> list[Entry]:
@@ -61,7 +60,7 @@ class ModelModule:
         Raises BuildError if no entry is one launch although the options ask for it.
         """
         functions = [self._function(entry) for entry in self.entries]
-        if self._options.one_launch and not self._has_one_launch:
+        if self._options.one_launch and not any(RESIDENT_WORKGROUPS in each for each in functions):
             raise BuildError(
                 "--one-launch: no decode is one launch, which needs a GPU, a batch size of at most 8, and a "
                 "model of equal layers with weights in floats (docs/kernels.md); leave it out"
@@ -90,7 +89,6 @@ class ModelModule:
             values = Values(inputs, batch)
             results = (*RESULTS, *(name for operation in sampling for name in operation.writes))
             self._lowering.lower(e, [*self._operations, *sampling], values, results)
-            self._has_one_launch |= batch.resident_workgroups is not None
             return values
 
         elements = pool_elements(self._spec, self._options)

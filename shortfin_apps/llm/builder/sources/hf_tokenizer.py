@@ -1,4 +1,4 @@
-"""Read the tokenizer of a Hugging Face directory: a `tokenizer.json`, or what is in its place.
+"""Read the tokenizer of a Hugging Face directory: a `tokenizer.json`, or a file that replaces it.
 
 Directories without one may have Mistral's `tekken.json` or SentencePiece's `tokenizer.model`, which are
 converted.

@@ -17,21 +17,13 @@ from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, num_weights
 from tests.builder.compiled_model import HYBRID, OTHERS, ROUTED, TINY
 from tests.builder.specs import changed
+from tests.builder.uncompiled import no_code, text_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.lowering.triton import one_launch as one_launch_module
 
 LAYERS = len(TINY.layers)
 HOPPER = Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset())
-
-
-def no_code(kernels: Sequence[Kernel], architecture: str, chip: str) -> list[CodeObject]:
-    """Instead of compiling, as it is the kernels' launches that count."""
-    return [CodeObject(b"", kernel.tuning.num_waves * 64) for kernel in kernels]
-
-
-def text_of(spec: ModelSpec, options: BuildOptions) -> str:
-    return ModelModule(spec, options, resolve_target(options.device), no_code).text()
 
 
 @pytest.fixture(scope="module")

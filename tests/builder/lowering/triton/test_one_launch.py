@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +14,6 @@ import numpy.typing as npt
 import pytest
 
 from emulated_gpu.control import Control
-from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject
-from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
-from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.operations import Activation
@@ -34,6 +31,7 @@ from tests.builder.compiled_model import (
     block_table,
 )
 from tests.builder.specs import changed
+from tests.builder.uncompiled import text_of
 from tests.hip import EmulatedGpus
 from tests.matrices import slow_but, slow_rows_but
 from tests.runtimes import needs_shortfin
@@ -49,7 +47,7 @@ GELU: Activation = "gelu"
 LONG = changed(TINY, {"max_position_embeddings": 1024})
 SPECS: dict[str, ModelSpec] = {
     "llama": LONG,
-    # Sizes that no tile divides, heads of no power of two, and a head of its own.
+    # Sizes that no tile divides, heads whose size is no power of two, and a head that is not the embedding.
     "uneven": changed(
         LONG,
         {"hidden_size": 80, "features": 120, "vocab_size": 70, "tie_word_embeddings": False},
@@ -112,14 +110,6 @@ def opened(spec: ModelSpec, build: BuildOptions, folder: Path, gpus: EmulatedGpu
     device = gpus.open(chip)
     yield CompiledModel.build(spec, build, device, folder, resolve_target(build.device))
     device.close()
-
-
-def no_code(kernels: Sequence[Kernel], architecture: str, chip: str) -> list[CodeObject]:
-    return [CodeObject(b"", 64) for _ in kernels]
-
-
-def text_of(spec: ModelSpec, build: BuildOptions) -> str:
-    return ModelModule(spec, build, resolve_target(build.device), no_code).text()
 
 
 def launches(control: Control, kernel: str) -> int:

@@ -1,6 +1,6 @@
 """The layers of a decode as one launch: workgroups stay resident, and wait for each other between stages.
 
-The stages are the kernels that are otherwise launches of their own (`embed`, `project_qkv`, `attend_singles`,
+The stages are the kernels that are otherwise separate launches (`embed`, `project_qkv`, `attend_singles`,
 `linear`, `gated_linear`): the same functions compute the same tiles, and therefore the same bits. Each
 workgroup computes every PROGRAMS-th tile of a stage, and arrives at the grid's barrier. Before it waits
 there, it loads what no other workgroup writes. A layer has five stages:

@@ -1,7 +1,8 @@
-"""Functions that return MLIR for parts of the bodies of linalg operations."""
+"""Parts of the bodies of linalg operations, in MLIR, and the operation of gated activations."""
 
 from __future__ import annotations
 
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.epilogue import CLAMPED_LIMIT, CLAMPED_SLOPE
 from shortfin_apps.llm.model.operations import Activation
 
@@ -94,3 +95,16 @@ def sees(result: str, slot: str, position: str, window: int | None) -> str:
   {result}.reach = arith.addi {slot}, {result}.window : index
   {result}.near = arith.cmpi ugt, {result}.reach, {position} : index
   {result} = arith.andi {result}.begun, {result}.near : i1"""
+
+
+def gated(e: Emitter, gate: Tensor, up: Tensor, activation: Activation, dtype: str) -> Tensor:
+    """Compute activation(gate) * up for f32 matrices, and convert the result to `dtype`."""
+    if activation == "clamped":
+        clamped = clamped_swiglu("%y", "%a", "%b")
+        body = f"{clamped}\n{yield_as('%y', dtype)}"
+        return e.elementwise("td", ("td", gate.shape, dtype), [(gate, "td"), (up, "td")], body)
+    body = f"""\
+{activate(activation)}
+  %y = arith.mulf %active, %b : f32
+{yield_as("%y", dtype)}"""
+    return e.elementwise("td", ("td", gate.shape, dtype), [(gate, "td"), (up, "td")], body)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.lowering.linalg.activations import gated
+from shortfin_apps.llm.builder.lowering.linalg.bodies import gated
 from shortfin_apps.llm.builder.lowering.linalg.top_k import top_k
 from shortfin_apps.llm.builder.lowering.lowering import Kernels, LoweringContext
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, affine_map
 from shortfin_apps.llm.builder.graph.token_layout import cache_slots, last_tokens
-from shortfin_apps.llm.builder.lowering.linalg.activations import gated
 from shortfin_apps.llm.builder.lowering.linalg.bodies import (
+    gated,
     reaches,
     sees,
     yield_as,

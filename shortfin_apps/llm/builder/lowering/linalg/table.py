@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
-from shortfin_apps.llm.builder.lowering.linalg.activations import gated
-from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, yield_as
+from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, gated, yield_as
 from shortfin_apps.llm.builder.lowering.linalg.layer_inputs import (
     embed_layers,
     gate_layer_input,

@@ -1,4 +1,4 @@
-"""Create the kernel of a decode as one launch, from the kernels that are otherwise launches of their own."""
+"""Create the kernel of a decode as one launch, from the kernels that are otherwise separate launches."""
 
 from __future__ import annotations
 
