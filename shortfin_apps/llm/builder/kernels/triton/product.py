@@ -6,6 +6,7 @@ import triton.language as tl
 from shortfin_apps.llm.builder.kernels import triton as rooms
 from shortfin_apps.llm.builder.kernels.triton.blocks import dequantised, load_terms
 from shortfin_apps.llm.builder.kernels.triton.fp8 import fp8_product
+from shortfin_apps.llm.builder.kernels.triton.parts import parts_product, sum_of_parts
 
 PART_DEPTH = tl.constexpr(rooms.PART_DEPTH)
 
@@ -26,7 +27,7 @@ def normalised_product(
     if EARLY:
         parts = _sums_of_squares(squares, own, IN // GROUP)
     if w.dtype.element_ty.is_fp8():
-        sums = fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN, DEPTH)
+        sums = fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN, DEPTH, PARTS)
     else:
         sums = product(x, w, scales, minima, row, tokens, weight_row, IN, BLOCKS, DEPTH, PARTS)
     if not EARLY:
@@ -48,10 +49,9 @@ def product(
     indices of rows of w; they must be in range, and may have duplicates. DEPTH: elements of K that are
     loaded at once. With `scales`, w is in BLOCKS (see blocks.py), and is widened to the type of x.
 
-    With PARTS > 1, K is divided among as many waves, in turns of PART_DEPTH elements, and their sums are
-    added at the end. If a tile has few columns, the waves would otherwise all widen the same weights. The
-    order of additions then depends on PARTS alone, not on the tile; DEPTH must be a multiple of PARTS *
-    PART_DEPTH.
+    With PARTS > 1, K is divided among as many waves (see parts.py), in turns of PART_DEPTH elements, and
+    their sums are added at the end. The order of additions then depends on PARTS alone, not on the tile.
+    DEPTH must be a multiple of PARTS * PART_DEPTH.
     """
     PACKED: tl.constexpr = 2 if BLOCKS is not None and BLOCKS[0] == 4 else 1  # elements of w per byte
     # The smallest tile is rarely full. Its rows out of range are masked: loading copies of the last row
@@ -83,24 +83,13 @@ def product(
         if PARTS == 1:
             sums = tl.dot(a, b, sums, input_precision="ieee")
         else:
-            # Weights come first, as the first operand of matrix instructions has 16 rows, the second only 8.
-            transposed = tl.permute(_in_parts(a, PARTS), (0, 2, 1))
-            sums = tl.dot(_in_parts(tl.trans(b), PARTS), transposed, sums, input_precision="ieee")
+            sums = parts_product(a, b, PARTS, PART_DEPTH, sums)
         x_tile += DEPTH
         w_tile += DEPTH // PACKED
     if PARTS == 1:
         return sums
     else:
-        return tl.trans(tl.sum(sums, axis=0))
-
-
-@triton.jit
-def _in_parts(tile, PARTS: tl.constexpr):
-    """Divide a tile [N, DEPTH] into the parts of K: [PARTS, N, DEPTH / PARTS]."""
-    N: tl.constexpr = tile.shape[0]
-    TURNS: tl.constexpr = tile.shape[1] // (PARTS * PART_DEPTH)
-    turns = tl.reshape(tile, (N, TURNS, PARTS, PART_DEPTH))
-    return tl.reshape(tl.permute(turns, (2, 0, 1, 3)), (PARTS, N, TURNS * PART_DEPTH))
+        return sum_of_parts(sums)
 
 
 @triton.jit
