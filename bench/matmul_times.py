@@ -276,7 +276,7 @@ def _stored(entry: Entry, inputs: dict[str, F32]) -> dict[str, bytes]:
 
 
 def _blocks(entry: Entry, rng: np.random.Generator) -> tuple[dict[str, npt.NDArray[Any]], F32]:
-    bits, size, group = entry["blocks"]
+    bits, size, group, _ = entry["blocks"]
     in_features = entry["shape"][1]
     has_minima = "minima" in entry["buffers"]
     least, most = (0, 16) if has_minima else (-8, 8) if bits == 4 else (-128, 128)

@@ -4,7 +4,8 @@
     python3 FOLDER/matmul_times.py --json times.json         # there: checks and times what FOLDER holds
 
 The second needs Python with numpy and the GPU's driver only. A tile is written as `lowering/triton/tiles.py`
-has it: rows, columns, bytes of K, waves, stages: `--tile 16x32x512:4:4`. Without any, CANDIDATES are tried.
+has it: rows, columns, bytes of K, waves, stages and, if more than one, parts: `--tile 8x32x1024:4:4:4`.
+Without any, CANDIDATES are tried.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="PATTERN", help="matmuls by name: qkv, o, gate_up, ...")
     parser.add_argument("--weights", choices=list(WEIGHTS), default="bf16")
     parser.add_argument("--tokens", type=_numbers, default=TOKENS, metavar="N,N,...")
-    parser.add_argument("--tile", type=tile_of, action="append", help="ROWSxCOLUMNSxBYTES:WAVES:STAGES")
+    parser.add_argument(
+        "--tile", type=tile_of, action="append", help="ROWSxCOLUMNSxBYTES:WAVES:STAGES[:PARTS]"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
     return parser.parse_args()
 
@@ -118,9 +121,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def tile_of(text: str) -> MatmulTile:
-    sizes, waves, stages = text.split(":")
+    sizes, waves, stages, *parts = text.split(":")
     rows, columns, depth_bytes = map(int, sizes.split("x"))
-    return MatmulTile(rows, columns, depth_bytes, Tuning(int(waves), int(stages)))
+    return MatmulTile(rows, columns, depth_bytes, Tuning(int(waves), int(stages)), parts=int(*parts or [1]))
 
 
 def _cases(models: Sequence[str] | None) -> Iterator[Case]:
@@ -162,7 +165,7 @@ def _jobs(
 
 def _suits(tile: MatmulTile, tokens: int) -> bool:
     """Whether the tokens fill more than half of a tile, but do not need too many tiles of its size."""
-    least = 0 if tile.rows == 16 else tile.rows // 2
+    least = 0 if tile.rows <= 16 else tile.rows // 2
     return least < tokens <= (8 * tile.rows if tile.rows < 128 else tokens)
 
 
@@ -212,7 +215,8 @@ def _entry(case: Case, tile: MatmulTile, kernel: Kernel, code: CodeObject) -> di
 def tile_label(tile: MatmulTile) -> str:
     """Format a tile as in `--tile`."""
     sizes = f"{tile.rows}x{tile.columns}x{tile.depth_bytes}"
-    return f"{sizes}:{tile.tuning.num_waves}:{tile.tuning.num_stages}"
+    parts = f":{tile.parts}" if tile.parts > 1 else ""
+    return f"{sizes}:{tile.tuning.num_waves}:{tile.tuning.num_stages}{parts}"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
 from shortfin_apps.llm.builder.weights.layout import BlockRows
 from shortfin_apps.llm.model.attention import Attend
@@ -28,7 +30,9 @@ from tests.matrices import every_pair
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
+from shortfin_apps.llm.builder.lowering.triton import layers
 from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, Use, tiles_of
 from tests.builder.specs import changed
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
@@ -147,6 +151,36 @@ def test_other_types_of_blocks(
         np.testing.assert_allclose(y, x @ widened(weight).T, rtol=0, atol=TOLERANCE)
         for found in rows:
             np.testing.assert_allclose(found, weight.dequantise()[ids], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [Q4_1, BlockType(8, 16, group=256)], ids=str)
+@pytest.mark.parametrize("features", [512, 768])  # whole steps of 512 elements, or not
+def test_waves_that_divide_k_add_in_one_order(
+    kind: BlockType, features: int, chip: str, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With four parts of K, tiles of other sizes have the same bits."""
+    spec, weight = replace(SPEC, hidden_size=features), blocks(72, features, kind)
+    given = Given({"w": weight})
+    context = context_of(spec, chip, replace(OPTIONS, device=f"hip:{chip}"))
+    x = rounded(random(11, features), "bf16")
+
+    def product(tile: MatmulTile) -> Array:
+        only = [Use(sys.maxsize, sys.maxsize, tile)]
+        table = replace(tiles_of(context.target), byte_blocks=(), blocks=only)
+        monkeypatch.setattr(layers, "tiles_of", lambda _: table)
+
+        def body(e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
+            lowered = TritonLayers(replace(context, weights=given.weights(tensors)))
+            return [lowered.linear(e, tensors["x"], "w")]
+
+        inputs: Inputs = {"x": ("bf16", (len(x), features)), **given.inputs}
+        return launch(inputs, body, context)(x=x, **given.arguments)[0]
+
+    first, second = (
+        product(MatmulTile(*sizes, Tuning(4, 2), parts=4)) for sizes in ((8, 16, 1024), (16, 32, 512))
+    )
+    np.testing.assert_allclose(first, x @ widened(weight).T, rtol=0, atol=TOLERANCE)
+    np.testing.assert_array_equal(first, second)
 
 
 @EVERY_PAIR

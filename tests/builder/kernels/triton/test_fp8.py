@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
 from shortfin_apps.llm.builder.weights.layout import FP8_DTYPES, Fp8Rows
 from shortfin_apps.llm.model.spec import BuildOptions
@@ -21,9 +23,11 @@ from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
+from shortfin_apps.llm.builder.lowering.triton import layers as lowered
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
+from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, Use, tiles_of
 from tests.builder.specs import changed
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
@@ -115,9 +119,16 @@ def test_a_host_quantises_activations_to_the_same_bits(tokens: int | str, chip: 
         np.testing.assert_array_equal(found[1], scales)
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 30, 50, "tokens"])
-def test_a_feed_forward(tokens: int | str, chip: str, launch: Launch) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "parts"), [*((tokens, 1) for tokens in (1, 16, 30, 50, "tokens")), (16, 4)]
+)
+def test_a_feed_forward(
+    tokens: int | str, parts: int, chip: str, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind = fp8_type(chip)
+    if parts > 1:  # as Hopper's
+        only = [Use(sys.maxsize, sys.maxsize, MatmulTile(8, 16, 512, Tuning(4, 2), parts=parts))]
+        monkeypatch.setattr(lowered, "tiles_of", lambda target: replace(tiles_of(target), fp8=only))
     random = np.random.default_rng(7)
     gate_up = random.standard_normal((2 * FFN, FEATURES), np.float32) * np.float32(FEATURES**-0.5)
     down = random.standard_normal((FEATURES, FFN), np.float32) * np.float32(FFN**-0.5)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,18 +20,36 @@ from shortfin_apps.llm.builder.kernels.triton import blocks
 
 WORD = 0xFFFFFFFF
 Registers = dict[str, int]
+Floats = npt.NDArray[np.float32]
+BF16, F16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+CODES = [
+    (blocks.PTX_BF16, range(-8, 8), BF16),
+    (blocks.PTX_F16, range(-8, 8), F16),
+    (blocks.PTX_FLOATS_BF16, E2M1, BF16),
+    (blocks.PTX_FLOATS_F16, E2M1, F16),
+]
 
 
-def run(text: str, packed: int) -> list[float]:
-    """The eight f32 that the code makes of four bytes."""
-    registers: Registers = {"$8": packed}
+def run(text: str, packed: int, scales: Floats, addends: Floats, dtype: np.dtype[Any]) -> Floats:
+    """The eight floats that the code makes of four bytes, each with a scale and an addend."""
+    operands = [packed, *pairs(scales, dtype), *pairs(addends, dtype)]
+    registers: Registers = {f"${4 + number}": value for number, value in enumerate(operands)}
     for line in text.replace("{", "").replace("}", "").split(";"):
         if line.strip() and not line.strip().startswith(".reg"):
-            name, operands = line.split(None, 1)
-            target, *sources = operands.replace(" ", "").strip().split(",")
+            name, operands_text = line.split(None, 1)
+            target, *sources = operands_text.replace(" ", "").strip().split(",")
             values = [registers[each] if each in registers else int(each, 0) for each in sources]
             registers[target] = INSTRUCTIONS[name](*values) & WORD
-    return [struct.unpack("f", struct.pack("I", registers[f"${number}"]))[0] for number in range(8)]
+    return numbers([registers[f"${number}"] for number in range(4)], dtype)
+
+
+def pairs(values: Floats, dtype: np.dtype[Any]) -> list[int]:
+    """Words of two floats of 16 bits."""
+    return [int(each) for each in values.astype(dtype).view(np.uint32)]
+
+
+def numbers(words: list[int], dtype: np.dtype[Any]) -> Floats:
+    return np.array(words, np.uint32).view(dtype).astype(np.float32)
 
 
 def permuted(low: int, high: int, selector: int) -> int:
@@ -47,11 +68,24 @@ def looked_up(a: int, b: int, c: int, table: int) -> int:
     return sum(bit << n for n, bit in enumerate(bits))
 
 
+def multiplied_and_added(dtype: np.dtype[Any]) -> Callable[..., int]:
+    """Two products plus addends, rounded once: they are exact in f64, as the inputs have few bits."""
+
+    def fused(*words: int) -> int:
+        x, y, addend = (numbers([word], dtype).astype(np.float64) for word in words)
+        return pairs(x * y + addend, dtype)[0]
+
+    return fused
+
+
 INSTRUCTIONS: dict[str, Callable[..., int]] = {
+    "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
     "shr.u32": lambda a, b: a >> b,
     "prmt.b32": permuted,
     "lop3.b32": looked_up,
+    "fma.rn.bf16x2": multiplied_and_added(BF16),
+    "fma.rn.f16x2": multiplied_and_added(F16),
 }
 
 
@@ -60,18 +94,21 @@ def halves(packed: int) -> list[int]:
     return [packed >> 8 * number + high & 15 for high in (0, 4) for number in range(4)]
 
 
-@given(st.integers(0, WORD))
-def test_integers_of_4_bits_are_above_an_offset(packed: int) -> None:
-    expected = [number + blocks.PTX_OFFSET.value for number in halves(packed)]
-    assert run(blocks.PTX.value, packed) == expected
-
-
-@given(st.integers(0, WORD))
-def test_floats_of_4_bits_are_above_an_offset(packed: int) -> None:
-    expected = [E2M1[bits] + blocks.PTX_FLOAT_OFFSET.value for bits in halves(packed)]
-    assert run(blocks.PTX_FLOATS.value, packed) == expected
+@pytest.mark.parametrize(("code", "values", "dtype"), CODES)
+@given(packed=st.integers(0, WORD), seed=st.integers(0, 99))
+def test_codes_of_4_bits_become_floats_of_16_bits(
+    code: Any, values: Sequence[int], dtype: np.dtype[Any], packed: int, seed: int
+) -> None:
+    """Each product plus addend is rounded once; a byte's two halves share both."""
+    rng = np.random.default_rng(seed)
+    scales, addends = (rng.standard_normal(4).astype(dtype).astype(np.float32) for _ in range(2))
+    quants = np.array([values[bits] for bits in halves(packed)], np.float64)
+    expected = quants * np.tile(scales, 2) + np.tile(addends, 2)
+    np.testing.assert_array_equal(
+        run(code.value, packed, scales, addends, dtype), expected.astype(dtype).astype(np.float32)
+    )
 
 
 def test_only_these_instructions_are_interpreted() -> None:
-    names = set(re.findall(r"^\s*([a-z][\w.]*) ", blocks.PTX.value + blocks.PTX_FLOATS.value, re.MULTILINE))
-    assert names <= INSTRUCTIONS.keys()
+    text = "".join(code.value for code, *_ in CODES)
+    assert set(re.findall(r"^\s*([a-z][\w.]*) ", text, re.MULTILINE)) <= INSTRUCTIONS.keys()

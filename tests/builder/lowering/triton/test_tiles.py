@@ -8,9 +8,10 @@ from math import ceil
 import pytest
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
-from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
+from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP, PART_DEPTH
 from shortfin_apps.llm.builder.lowering.triton.tiles import (
     AttentionTile,
+    MatmulTile,
     TileTable,
     fitted,
     one_launch_tiles,
@@ -18,7 +19,7 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import (
 )
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
-from shortfin_apps.llm.model.weight_blocks import Q4_1
+from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
 
 AMD = Target("hip:gfx942", (), "amdgpu", "gfx942", frozenset())
 HOPPER = Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset())
@@ -26,7 +27,7 @@ AMPERE = replace(HOPPER, device="cuda:sm_80", cpu="sm_80")
 TARGETS = pytest.mark.parametrize(
     "table", [pytest.param(tiles_of(target), id=target.cpu) for target in (AMD, HOPPER, AMPERE)]
 )
-LAYOUTS = pytest.mark.parametrize("layout", [None, BlockRows(Q4_1), Fp8Rows("f8E4M3FN")])
+LAYOUTS = pytest.mark.parametrize("layout", [None, BlockRows(Q4_1), BlockRows(Q8_0), Fp8Rows("f8E4M3FN")])
 TOKENS: list[int | str] = [1, 2, 16, 17, 32, 33, 64, 65, 128, 129, 512, 513, 4096, "tokens"]
 FEATURES = [64, 576, 960, 2048, 3072, 4096, 5120, 6144, 8192, 28672, 128256]
 
@@ -42,10 +43,14 @@ def test_every_matmul_has_a_tile_of_sizes_that_triton_takes(
             for size in (tile.rows, tile.columns, tile.depth_bytes):
                 assert size.bit_count() == 1
             # What a matrix instruction takes; sums of squares are of 16 columns each.
-            assert tile.rows >= 16
+            assert tile.rows >= (16 if tile.parts == 1 else 8)
             assert tile.columns >= 16
+            assert tile.parts in (1, tile.tuning.num_waves)
+            assert tile.parts == 1 or tile.depth_bytes % (2 * tile.parts * PART_DEPTH) == 0
             assert tile.depth_bytes >= 16 * 4
-            assert not isinstance(layout, Fp8Rows) or tile.depth_bytes % FP8_GROUP == 0
+            if isinstance(layout, Fp8Rows):
+                groups = tile.depth_bytes / FP8_GROUP
+                assert groups.is_integer() if tile.parts == 1 else groups == tile.parts
 
 
 @TARGETS
@@ -83,6 +88,22 @@ def test_tokens_that_are_not_known_count_as_a_prefill_of_some_hundred() -> None:
     table = tiles_of(HOPPER)
     assert table.matmul("tokens", (4096, 4096)) == table.matmul(512, (4096, 4096))
     assert table.matmul("tokens", (4096, 4096)) != table.matmul(2048, (4096, 4096))
+
+
+@pytest.mark.parametrize("blocks", [Q4_1, Q8_0])
+@pytest.mark.parametrize("features", FEATURES)
+def test_up_to_32_tokens_all_tiles_for_blocks_add_in_one_order_on_hopper(
+    blocks: BlockType, features: int
+) -> None:
+    table, layout = tiles_of(HOPPER), BlockRows(blocks)
+    assert {table.matmul(tokens, (features, 576), layout).parts for tokens in (1, 9, 17, 32)} == {4}
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_tile_with_more_columns_has_depth_for_its_parts(parts: int) -> None:
+    tile = MatmulTile(8, 16, 1024, Tuning(4, 3), parts=parts).with_columns(256)
+    assert (tile.columns, tile.parts) == (256, parts)
+    assert tile.depth_bytes % (2 * parts * PART_DEPTH if parts > 1 else 64) == 0
 
 
 def test_other_nvidia_gpus_have_tiles_of_their_own() -> None:

@@ -15,50 +15,68 @@ from triton.language.target_info import is_cuda
 from shortfin_apps.llm.model import weight_blocks as block_types
 
 PAIR = tl.constexpr(block_types.PAIR)
-PTX_OFFSET, PTX_FLOAT_OFFSET = tl.constexpr(128.0), tl.constexpr(192.0)
 FLOAT_UNIT = tl.constexpr(2.0**15)
-# Unpacks four bytes to eight f32: four of low 4 bits, then four of high 4 bits. Each is larger by PTX_OFFSET.
-PTX = tl.constexpr("""{
-    .reg .b32 low, high;
-    and.b32 low, $8, 0x0F0F0F0F;
-    shr.u32 high, $8, 4;
-    and.b32 high, high, 0x0F0F0F0F;
-    prmt.b32 $0, low, 0x43000000, 0x7044;
-    prmt.b32 $1, low, 0x43000000, 0x7144;
-    prmt.b32 $2, low, 0x43000000, 0x7244;
-    prmt.b32 $3, low, 0x43000000, 0x7344;
-    prmt.b32 $4, high, 0x43000000, 0x7044;
-    prmt.b32 $5, high, 0x43000000, 0x7144;
-    prmt.b32 $6, high, 0x43000000, 0x7244;
-    prmt.b32 $7, high, 0x43000000, 0x7344;
-}""")
+MIDDLE = tl.constexpr(8.0)  # of integers of 4 bits
 
-# Unpacks floats of 4 bits (E2M1) in this order, two bytes at a time, to twice their values plus
-# PTX_FLOAT_OFFSET. The byte tables hold 64 plus, and 64 minus, twice each magnitude. `signs` selects the
-# second table for negative floats: their bytes of `signs` are all ones, as the fourth bit of a selector of
-# prmt replicates the sign of the selected byte.
-PTX_FLOATS = tl.constexpr("""{
-    .reg .b32 sizes, high, more, less, signs, first, second;
-    and.b32 sizes, $8, 0x77777777;
+
+def _ptx(unpack: str, number: str, one: int, exponent: int, offset: int) -> tl.constexpr:
+    """Return PTX that widens four bytes to eight 16-bit floats, as number * scale + addend.
+
+    The first four are of the low 4 bits of the bytes, then come four of the high 4 bits. NVIDIA GPUs convert
+    integers at a fraction of their speed, so `unpack` leaves quants in bytes, which become mantissas of
+    floats that are larger by an offset. Subtracting it is exact: only the last operation, a fused
+    multiply-add, rounds. `number`: the type, bf16 or f16; the others are the bits of 1, of the `exponent`
+    (a byte) and of minus the offset (for integers also minus MIDDLE).
+    """
+    subtracted = "\n".join(f"    fma.rn.{number}x2 {each}, {each}, one, offset;" for each in "abcd")
+    scaled = "\n".join(
+        f"    fma.rn.{number}x2 ${n}, {each}, ${5 + n % 2}, ${7 + n % 2};" for n, each in enumerate("abcd")
+    )
+    return tl.constexpr(f"""{{
+    .reg .b32 low, high, sizes, more, less, signs, first, second, exponent, a, b, c, d, one, offset;
+    mov.b32 exponent, {exponent * 0x01010101:#x};
+    mov.b32 one, {one * 0x00010001:#x};
+    mov.b32 offset, {offset * 0x00010001:#x};
+{unpack}
+{subtracted}
+{scaled}
+}}""")
+
+
+_INTEGERS = """
+    and.b32 low, $4, 0x0F0F0F0F;
+    shr.u32 high, $4, 4;
+    and.b32 high, high, 0x0F0F0F0F;
+    prmt.b32 a, low, exponent, 0x4140;
+    prmt.b32 b, low, exponent, 0x4342;
+    prmt.b32 c, high, exponent, 0x4140;
+    prmt.b32 d, high, exponent, 0x4342;
+"""
+# Twice the values of floats of 4 bits (E2M1), two bytes at a time. The byte tables hold 64 plus, and 64
+# minus, twice each magnitude, so the offset is larger by 64. `signs` selects the second table for negative
+# floats: their bytes of `signs` are all ones, as the fourth bit of a selector of prmt replicates the sign of
+# the selected byte.
+_FLOATS = """
+    and.b32 sizes, $4, 0x77777777;
     prmt.b32 more, 0x43424140, 0x4C484644, sizes;
     prmt.b32 less, 0x3D3E3F40, 0x34383A3C, sizes;
-    prmt.b32 signs, 0x80808080, 0x80808080, $8;
+    prmt.b32 signs, 0x80808080, 0x80808080, $4;
     lop3.b32 first, more, less, signs, 0xD8;
-    shr.u32 high, $8, 16;
+    shr.u32 high, $4, 16;
     shr.u32 sizes, sizes, 16;
     prmt.b32 more, 0x43424140, 0x4C484644, sizes;
     prmt.b32 less, 0x3D3E3F40, 0x34383A3C, sizes;
     prmt.b32 signs, 0x80808080, 0x80808080, high;
     lop3.b32 second, more, less, signs, 0xD8;
-    prmt.b32 $0, first, 0x43000000, 0x7044;
-    prmt.b32 $1, first, 0x43000000, 0x7244;
-    prmt.b32 $2, second, 0x43000000, 0x7044;
-    prmt.b32 $3, second, 0x43000000, 0x7244;
-    prmt.b32 $4, first, 0x43000000, 0x7144;
-    prmt.b32 $5, first, 0x43000000, 0x7344;
-    prmt.b32 $6, second, 0x43000000, 0x7144;
-    prmt.b32 $7, second, 0x43000000, 0x7344;
-}""")
+    prmt.b32 a, first, exponent, 0x4240;
+    prmt.b32 b, second, exponent, 0x4240;
+    prmt.b32 c, first, exponent, 0x4341;
+    prmt.b32 d, second, exponent, 0x4341;
+"""
+PTX_BF16 = _ptx(_INTEGERS, "bf16", 0x3F80, 0x43, 0xC308)  # minus 128 + MIDDLE
+PTX_F16 = _ptx(_INTEGERS, "f16", 0x3C00, 0x64, 0xE408)  # minus 1024 + MIDDLE
+PTX_FLOATS_BF16 = _ptx(_FLOATS, "bf16", 0x3F80, 0x43, 0xC340)
+PTX_FLOATS_F16 = _ptx(_FLOATS, "f16", 0x3C00, 0x64, 0xE440)
 
 
 @triton.jit
@@ -82,7 +100,7 @@ def widen(
     scale = load_terms(scales, at, first, IN, DEPTH, BLOCKS)
     minimum = load_terms(minima, at, first, IN, DEPTH, BLOCKS)
     k = first + tl.arange(0, DEPTH)
-    values = dequantised(tile, scale, minimum, BLOCKS).to(y.dtype.element_ty)
+    values = dequantised(tile, scale, minimum, y.dtype.element_ty, BLOCKS)
     tl.store(y + at[None, :] * IN + k[:, None], values, mask=exists & (k < IN)[:, None])
 
 
@@ -158,48 +176,78 @@ def _values(at, inside, ALL: tl.constexpr):
 
 
 @triton.jit
-def dequantised(packed, scale, minimum, BLOCKS: tl.constexpr):
-    """Dequantise a stored tile to [DEPTH, COLUMNS] f32, with a fused multiply-add (one rounding).
+def dequantised(packed, scale, minimum, dtype: tl.constexpr, BLOCKS: tl.constexpr):
+    """Dequantise a stored tile to [DEPTH, COLUMNS] of `dtype`, with a fused multiply-add.
 
-    On NVIDIA GPUs, quants of 4 bits are larger by OFFSET, so the minimum is reduced by OFFSET * scale. The
-    difference is rounded too if minimum and OFFSET * scale are far apart.
+    It rounds once, to f32 and from there to `dtype`. For 4 bits on NVIDIA GPUs and a `dtype` of 16 bits, the
+    scale and the value of the middle quant are rounded to `dtype` first.
     """
-    HAS_OFFSET: tl.constexpr = BLOCKS[0] == 4 and is_cuda()
-    OFFSET: tl.constexpr = 0 if not HAS_OFFSET else PTX_FLOAT_OFFSET if BLOCKS[3] else PTX_OFFSET
-    if BLOCKS[3] and not is_cuda():
-        scale *= FLOAT_UNIT
-    numbers = _unpacked(packed, BLOCKS[3]) if BLOCKS[0] == 4 else packed.to(tl.float32)
-    blocks = tl.reshape(numbers, (scale.shape[0], BLOCKS[1], scale.shape[1]))
-    wide = tl.broadcast_to(scale[:, None, :], blocks.shape)
-    least = -OFFSET * scale if minimum is None else minimum - OFFSET * scale
-    return tl.reshape(tl.fma(blocks, wide, tl.broadcast_to(least[:, None, :], blocks.shape)), numbers.shape)
+    if BLOCKS[0] == 4 and is_cuda() and dtype.primitive_bitwidth == 16:
+        return _dequantised_by_ptx(packed, scale, minimum, dtype, BLOCKS)
+    else:
+        if BLOCKS[3]:
+            scale *= FLOAT_UNIT
+        numbers = _unpacked(packed, BLOCKS[3]) if BLOCKS[0] == 4 else packed.to(tl.float32)
+        wide = _of_each(scale, BLOCKS[1])
+        least = 0.0 if minimum is None else _of_each(minimum, BLOCKS[1])
+        return tl.fma(numbers, wide, least).to(dtype)
+
+
+@triton.jit
+def _dequantised_by_ptx(packed, scale, minimum, dtype: tl.constexpr, BLOCKS: tl.constexpr):
+    """Dequantise 4 bits to a `dtype` of 16 bits (see _ptx)."""
+    if dtype == tl.bfloat16:
+        CODE: tl.constexpr = PTX_FLOATS_BF16 if BLOCKS[3] else PTX_BF16
+    else:
+        CODE: tl.constexpr = PTX_FLOATS_F16 if BLOCKS[3] else PTX_F16
+    # Integers are counted from the middle. Their minimum is larger than most of the block's weights, and so
+    # would be its rounding error.
+    if not BLOCKS[3]:
+        middle = MIDDLE * scale if minimum is None else tl.fma(scale, MIDDLE, minimum)
+    else:
+        middle = tl.zeros_like(scale)
+    wide = _of_each(scale.to(dtype), BLOCKS[1] // 2)
+    least = _of_each(middle.to(dtype), BLOCKS[1] // 2)
+    low, high = tl.inline_asm_elementwise(
+        CODE,
+        "=r,=r,=r,=r,r,r,r,r,r",
+        [packed, wide, least],
+        dtype=(wide.dtype, wide.dtype),
+        is_pure=True,
+        pack=4,
+    )
+    return _in_order(low, high)
+
+
+@triton.jit
+def _of_each(terms, COUNT: tl.constexpr):
+    """Repeat the term of each block COUNT times along K."""
+    BLOCKS: tl.constexpr = terms.shape[0]
+    COLUMNS: tl.constexpr = terms.shape[1]
+    repeated = tl.broadcast_to(terms[:, None, :], (BLOCKS, COUNT, COLUMNS))
+    return tl.reshape(repeated, (BLOCKS * COUNT, COLUMNS))
 
 
 @triton.jit
 def _unpacked(packed, IS_E2M1: tl.constexpr):
-    """Unpack 4 bits: [DEPTH / 2, COLUMNS] -> [DEPTH, COLUMNS] f32.
-
-    Of 2 * PAIR neighbours, byte j has elements j and j + PAIR. A lane of a matrix instruction then has both
-    elements in its registers, and the lane's bytes are contiguous.
-    """
-    COUNT: tl.constexpr = packed.shape[0] // PAIR
-    COLUMNS: tl.constexpr = packed.shape[1]
-    low, high = _float_halves(packed) if IS_E2M1 else _halves(packed)
-    both = tl.reshape(tl.join(low, high), (COUNT, PAIR, COLUMNS, 2))
-    return tl.reshape(tl.permute(both, (0, 3, 1, 2)), (2 * COUNT * PAIR, COLUMNS))
+    """Unpack 4 bits: [DEPTH / 2, COLUMNS] -> [DEPTH, COLUMNS] f32; floats (E2M1) as _e2m1 does."""
+    if IS_E2M1:
+        return _in_order(_e2m1(packed.to(tl.int32)), _e2m1(packed.to(tl.int32) >> 4))
+    else:
+        return _in_order((packed & 15).to(tl.float32), ((packed >> 4) & 15).to(tl.float32))
 
 
 @triton.jit
-def _float_halves(packed):
-    """Return twice the floats (E2M1) in the low and in the high 4 bits of bytes, as f32.
+def _in_order(low, high):
+    """Order what was unpacked from the low and from the high 4 bits, both [DEPTH / 2, COLUMNS].
 
-    On NVIDIA GPUs, the results are larger by PTX_FLOAT_OFFSET; on other GPUs, they are divided by
-    FLOAT_UNIT.
+    Returns [DEPTH, COLUMNS]. Of 2 * PAIR neighbours, byte j has elements j and j + PAIR. A lane of a matrix
+    instruction then has both elements in its registers, and the lane's bytes are contiguous.
     """
-    if is_cuda():
-        return _by_ptx(packed, PTX_FLOATS)
-    else:
-        return _e2m1(packed.to(tl.int32)), _e2m1(packed.to(tl.int32) >> 4)
+    COUNT: tl.constexpr = low.shape[0] // PAIR
+    COLUMNS: tl.constexpr = low.shape[1]
+    both = tl.reshape(tl.join(low, high), (COUNT, PAIR, COLUMNS, 2))
+    return tl.reshape(tl.permute(both, (0, 3, 1, 2)), (2 * COUNT * PAIR, COLUMNS))
 
 
 @triton.jit
@@ -210,24 +258,3 @@ def _e2m1(bits):
     """
     wide = (bits & 8) << 12 | (bits & 7) << 9
     return wide.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _halves(packed):
-    """Return the low and the high 4 bits of bytes, as f32; on NVIDIA GPUs, larger by PTX_OFFSET.
-
-    NVIDIA GPUs convert integers at a fraction of their speed. Instead, one instruction inserts the 4 bits
-    into the mantissa of 128.0, so that the float is 128 plus the integer.
-    """
-    if is_cuda():
-        return _by_ptx(packed, PTX)
-    else:
-        return (packed & 15).to(tl.float32), ((packed >> 4) & 15).to(tl.float32)
-
-
-@triton.jit
-def _by_ptx(packed, CODE: tl.constexpr):
-    """Apply the PTX `CODE`, which unpacks four bytes to eight f32; return two f32 tensors like `packed`."""
-    return tl.inline_asm_elementwise(
-        CODE, "=r,=r,=r,=r,=r,=r,=r,=r,r", [packed], dtype=(tl.float32, tl.float32), is_pure=True, pack=4
-    )

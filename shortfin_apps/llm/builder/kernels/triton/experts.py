@@ -17,7 +17,7 @@ def gated_experts(
     x, x_scales, in_squares, w, scales, minima, bias, order, tile_experts, y, tokens, rows,
     IN: tl.constexpr, OUT: tl.constexpr, COUNT: tl.constexpr, PER_TOKEN: tl.constexpr, EPS: tl.constexpr,
     GROUP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    EARLY: tl.constexpr, ACTIVATION: tl.constexpr,
+    EARLY: tl.constexpr, PARTS: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Compute y [rows, OUT] = silu(gate) * up, from x [tokens, IN] and w [COUNT, 2 * OUT, IN].
 
@@ -35,7 +35,7 @@ def gated_experts(
         token = row // PER_TOKEN
         sums = normalised_product(
             x, x_scales, in_squares, w, scales, minima, token, tokens, weight_row,
-            IN, GROUP, EPS, BLOCKS, DEPTH, EARLY,
+            IN, GROUP, EPS, BLOCKS, DEPTH, EARLY, PARTS,
         )  # fmt: skip
         if bias is not None:
             sums += tl.load(bias + weight_row)[None, :]
@@ -47,6 +47,7 @@ def multiply_experts(
     x, x_scales, w, scales, minima, bias, order, tile_experts, y, rows,
     IN: tl.constexpr, OUT: tl.constexpr, COUNT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr,
     BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     """Multiply each row of x [rows, IN] by the transpose of its expert's matrix: y [rows, OUT] f32.
 
@@ -60,7 +61,7 @@ def multiply_experts(
         weight_row = expert * OUT + tl.minimum(column, OUT - 1)
         sums = normalised_product(
             x, x_scales, None, w, scales, minima, row, rows, weight_row,
-            IN, GROUP, EPS, BLOCKS, DEPTH, EARLY,
+            IN, GROUP, EPS, BLOCKS, DEPTH, EARLY, PARTS,
         )  # fmt: skip
         if bias is not None:
             sums += tl.load(bias + weight_row)[None, :]

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from shortfin_apps.llm.builder.kernels import triton as rooms
+from shortfin_apps.llm.builder.kernels.triton.parts import parts_product, sum_of_parts
 
 FP8_GROUP = tl.constexpr(rooms.FP8_GROUP)
 # Exponent of a group's largest magnitude after scaling: the magnitude is from 2^7 to 2^8 in OCP's format,
@@ -37,12 +38,63 @@ def quantise(x, quants, scales, tokens, IN: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
+def fp8_product(
+    x,
+    x_scales,
+    w,
+    scales,
+    row,
+    tokens,
+    weight_row,
+    IN: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PARTS: tl.constexpr,
+):
     """Compute `product` (product.py) for x and w in 8-bit floats.
 
     `x_scales` [tokens, IN / FP8_GROUP] f32 are the scales of x, `scales` [..] f32 of the rows of w.
-    DEPTH must be a multiple of FP8_GROUP.
+    DEPTH must be a multiple of FP8_GROUP; with PARTS > 1, which take a group in turns, it must be PARTS *
+    FP8_GROUP.
     """
+    if PARTS == 1:
+        sums = _sums_of_groups(x, x_scales, w, row, tokens, weight_row, IN, DEPTH)
+    else:
+        sums = _sums_of_parts(x, x_scales, w, row, tokens, weight_row, IN, PARTS)
+    return sums * tl.load(scales + weight_row)[None, :]
+
+
+@triton.jit
+def _sums_of_parts(x, x_scales, w, row, tokens, weight_row, IN: tl.constexpr, PARTS: tl.constexpr):
+    """Return the sums [ROWS, COLUMNS], computed by PARTS waves."""
+    DEPTH: tl.constexpr = PARTS * FP8_GROUP
+    GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP
+    own = tl.minimum(row, tokens - 1).to(tl.int64)
+    exists = (row < tokens)[:, None]
+    k, part = tl.arange(0, DEPTH), tl.arange(0, PARTS)
+    x_tile = x + own[:, None] * IN + k[None, :]
+    x_scale = x_scales + own[:, None] * GROUPS + part[None, :]
+    w_tile = w + weight_row[None, :].to(tl.int64) * IN + k[:, None]
+    sums = tl.zeros((PARTS, weight_row.shape[0], row.shape[0]), tl.float32)
+    for first in range(0, IN, DEPTH):
+        if IN % DEPTH == 0:
+            a, b = tl.load(x_tile, mask=exists, other=0.0), tl.load(w_tile)
+            scale = tl.load(x_scale)
+        else:
+            inside = first + k < IN
+            a = tl.load(x_tile, mask=exists & inside[None, :], other=0.0)
+            b = tl.load(w_tile, mask=inside[:, None], other=0.0)
+            scale = tl.load(x_scale, mask=(first // FP8_GROUP + part < GROUPS)[None, :], other=0.0)
+        product = parts_product(a, b, PARTS, FP8_GROUP)
+        sums = tl.fma(product, tl.broadcast_to(tl.trans(scale)[:, None, :], product.shape), sums)
+        x_tile += DEPTH
+        x_scale += PARTS
+        w_tile += DEPTH
+    return sum_of_parts(sums)
+
+
+@triton.jit
+def _sums_of_groups(x, x_scales, w, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
+    """Return the sums [ROWS, COLUMNS], one group of K after another."""
     GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP
     IS_SMALL: tl.constexpr = row.shape[0] <= 16
     own = tl.minimum(row, tokens - 1).to(tl.int64)
@@ -68,7 +120,7 @@ def fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN: tl.constexp
         x_tile += DEPTH
         x_scale += DEPTH // FP8_GROUP
         w_tile += DEPTH
-    return sums * tl.load(scales + weight_row)[None, :]
+    return sums
 
 
 @triton.jit

@@ -13,7 +13,7 @@ LIMIT, SLOPE = tl.constexpr(CLAMPED_LIMIT), tl.constexpr(CLAMPED_SLOPE)
 def linear(
     x, x_scales, in_squares, w, scales, minima, residual, norm, y, scaled, squares, tokens,
     IN: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Multiply x [tokens, IN] by the transpose of w [OUT, IN]: y [tokens, OUT] f32, plus any `residual`.
 
@@ -24,7 +24,7 @@ def linear(
     linear_tile(
         tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS,
         x, x_scales, in_squares, w, scales, minima, residual, norm, y, scaled, squares, tokens,
-        IN, OUT, EPS, GROUP, BLOCKS, ROWS, COLUMNS, DEPTH, EARLY,
+        IN, OUT, EPS, GROUP, BLOCKS, ROWS, COLUMNS, DEPTH, EARLY, PARTS,
     )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def linear_tile(
     first_row, first_column,
     x, x_scales, in_squares, w, scales, minima, residual, norm, y, scaled, squares, tokens,
     IN: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Compute the tile of `linear` that starts at a row and a column. `y` may be `residual`."""
     row = first_row + tl.arange(0, ROWS)
@@ -48,7 +48,7 @@ def linear_tile(
     weight_row = tl.minimum(column, OUT - 1)
     sums = normalised_product(
         x, x_scales, in_squares, w, scales, minima, row, tokens, weight_row,
-        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY,
+        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY, PARTS,
     )  # fmt: skip
     if not IS_SMALL:
         added = _loaded(residual, at, inside)
@@ -73,7 +73,7 @@ def _loaded(operand, at, inside):
 def gated_linear(
     x, x_scales, in_squares, w, scales, minima, y, tokens,
     IN: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Compute y [tokens, OUT] = silu(gate) * up, from x [tokens, IN] and w [2 * OUT, IN].
@@ -84,7 +84,7 @@ def gated_linear(
     gated_linear_tile(
         tl.program_id(0) * ROWS, tl.program_id(1) * (COLUMNS // 2),
         x, x_scales, in_squares, w, scales, minima, y, tokens,
-        IN, OUT, EPS, GROUP, BLOCKS, ROWS, COLUMNS, DEPTH, EARLY, ACTIVATION,
+        IN, OUT, EPS, GROUP, BLOCKS, ROWS, COLUMNS, DEPTH, EARLY, PARTS, ACTIVATION,
     )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def gated_linear_tile(
     first_row, first,
     x, x_scales, in_squares, w, scales, minima, y, tokens,
     IN: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Compute the tile of `gated_linear` with COLUMNS / 2 columns of y, from column `first` on.
@@ -105,7 +105,7 @@ def gated_linear_tile(
     weight_row = tl.minimum(first + each // 2, OUT - 1) + each % 2 * OUT
     sums = normalised_product(
         x, x_scales, in_squares, w, scales, minima, row, tokens, weight_row,
-        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY,
+        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY, PARTS,
     )  # fmt: skip
     store_gated(y, sums, row, tokens, first, OUT, ACTIVATION)
 

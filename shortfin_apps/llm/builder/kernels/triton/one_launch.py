@@ -152,7 +152,7 @@ def decode_layers(
                 scaled, None, squares, qkv, None, None, bias, head_norm, rotary, slots, cache, q, TOKENS,
                 layer,
                 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, HEAD_COLUMNS, STRIDE, ROW, EPS, GROUP, None, ROWS,
-                QKV_TILE[0], QKV_TILE[1], EARLY,
+                QKV_TILE[0], QKV_TILE[1], EARLY, 1,
             )  # fmt: skip
         arrive(barrier)
 
@@ -178,7 +178,7 @@ def decode_layers(
             linear_tile(
                 0, tile * OUTPUT_TILE[0],
                 attended, None, None, output, None, None, x, ffn_norm, x, scaled, squares, TOKENS,
-                Q_FEATURES, HIDDEN, EPS, GROUP, None, ROWS, OUTPUT_TILE[0], OUTPUT_TILE[1], EARLY,
+                Q_FEATURES, HIDDEN, EPS, GROUP, None, ROWS, OUTPUT_TILE[0], OUTPUT_TILE[1], EARLY, 1,
             )  # fmt: skip
         arrive(barrier)
 
@@ -194,7 +194,7 @@ def decode_layers(
             gated_linear_tile(
                 0, tile * (GATE_UP_TILE[0] // 2),
                 scaled, None, squares, gate_up, None, None, gated, TOKENS,
-                HIDDEN, FFN, EPS, GROUP, None, ROWS, GATE_UP_TILE[0], GATE_UP_TILE[1], EARLY, ACTIVATION,
+                HIDDEN, FFN, EPS, GROUP, None, ROWS, GATE_UP_TILE[0], GATE_UP_TILE[1], EARLY, 1, ACTIVATION,
             )  # fmt: skip
         arrive(barrier)
 
@@ -205,7 +205,7 @@ def decode_layers(
             linear_tile(
                 0, tile * DOWN_TILE[0],
                 gated, None, None, down, None, None, x, next_norm, x, scaled, squares, TOKENS,
-                FFN, HIDDEN, EPS, GROUP, None, ROWS, DOWN_TILE[0], DOWN_TILE[1], EARLY,
+                FFN, HIDDEN, EPS, GROUP, None, ROWS, DOWN_TILE[0], DOWN_TILE[1], EARLY, 1,
             )  # fmt: skip
         arrive(barrier)
 
@@ -219,7 +219,7 @@ def decode_layers(
         linear_tile(
             0, tile * HEAD_TILE[0],
             scaled, None, squares, head, None, None, None, None, logits, None, None, TOKENS,
-            HIDDEN, VOCAB, EPS, GROUP, None, ROWS, HEAD_TILE[0], HEAD_TILE[1], EARLY,
+            HIDDEN, VOCAB, EPS, GROUP, None, ROWS, HEAD_TILE[0], HEAD_TILE[1], EARLY, 1,
         )  # fmt: skip
     if is_abandoned(barrier):
         memory_barrier()  # no logits of another wave may follow

@@ -3,15 +3,19 @@
 import triton
 import triton.language as tl
 
+from shortfin_apps.llm.builder.kernels import triton as rooms
 from shortfin_apps.llm.builder.kernels.triton.blocks import dequantised, load_terms
 from shortfin_apps.llm.builder.kernels.triton.fp8 import fp8_product
+from shortfin_apps.llm.builder.kernels.triton.parts import parts_product, sum_of_parts
+
+PART_DEPTH = tl.constexpr(rooms.PART_DEPTH)
 
 
 @triton.jit
 def normalised_product(
     x, x_scales, squares, w, scales, minima, row, tokens, weight_row,
     IN: tl.constexpr, GROUP: tl.constexpr, EPS: tl.constexpr, BLOCKS: tl.constexpr, DEPTH: tl.constexpr,
-    EARLY: tl.constexpr,
+    EARLY: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Compute `product`; with `squares`, also multiply each row by the 1 / rms of a deferred norm.
 
@@ -23,9 +27,9 @@ def normalised_product(
     if EARLY:
         parts = _sums_of_squares(squares, own, IN // GROUP)
     if w.dtype.element_ty.is_fp8():
-        sums = fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN, DEPTH)
+        sums = fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN, DEPTH, PARTS)
     else:
-        sums = product(x, w, scales, minima, row, tokens, weight_row, IN, BLOCKS, DEPTH)
+        sums = product(x, w, scales, minima, row, tokens, weight_row, IN, BLOCKS, DEPTH, PARTS)
     if not EARLY:
         parts = _sums_of_squares(squares, own, IN // GROUP)
     if parts is None:
@@ -36,13 +40,18 @@ def normalised_product(
 
 @triton.jit
 def product(
-    x, w, scales, minima, row, tokens, weight_row, IN: tl.constexpr, BLOCKS: tl.constexpr, DEPTH: tl.constexpr
-):
+    x, w, scales, minima, row, tokens, weight_row,
+    IN: tl.constexpr, BLOCKS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """Return the f32 products [ROWS, COLUMNS] of rows of x [tokens, IN] and rows of w [.., IN].
 
     `row` [ROWS] are the indices of rows of x, and may be out of range. `weight_row` [COLUMNS] are the
     indices of rows of w; they must be in range, and may have duplicates. DEPTH: elements of K that are
     loaded at once. With `scales`, w is in BLOCKS (see blocks.py), and is widened to the type of x.
+
+    With PARTS > 1, K is divided among as many waves (see parts.py), in turns of PART_DEPTH elements, and
+    their sums are added at the end. The order of additions then depends on PARTS alone, not on the tile.
+    DEPTH must be a multiple of PARTS * PART_DEPTH.
     """
     PACKED: tl.constexpr = 2 if BLOCKS is not None and BLOCKS[0] == 4 else 1  # elements of w per byte
     # The smallest tile is rarely full. Its rows out of range are masked: loading copies of the last row
@@ -54,7 +63,10 @@ def product(
     x_tile = x + own[:, None].to(tl.int64) * IN + k[None, :]
     packed = tl.arange(0, DEPTH // PACKED)
     w_tile = w + weight_row[None, :].to(tl.int64) * (IN // PACKED) + packed[:, None]
-    sums = tl.zeros((row.shape[0], weight_row.shape[0]), tl.float32)
+    if PARTS == 1:
+        sums = tl.zeros((row.shape[0], weight_row.shape[0]), tl.float32)
+    else:
+        sums = tl.zeros((PARTS, weight_row.shape[0], row.shape[0]), tl.float32)
     for first in range(0, IN, DEPTH):
         if IN % DEPTH == 0:
             a = tl.load(x_tile, mask=exists, other=0.0) if IS_SMALL else tl.load(x_tile)
@@ -67,11 +79,17 @@ def product(
         if scales is not None:
             scale = load_terms(scales, weight_row, first, IN, DEPTH, BLOCKS)
             minimum = load_terms(minima, weight_row, first, IN, DEPTH, BLOCKS)
-            b = dequantised(b, scale, minimum, BLOCKS).to(a.dtype)
-        sums = tl.dot(a, b, sums, input_precision="ieee")
+            b = dequantised(b, scale, minimum, a.dtype, BLOCKS)
+        if PARTS == 1:
+            sums = tl.dot(a, b, sums, input_precision="ieee")
+        else:
+            sums = parts_product(a, b, PARTS, PART_DEPTH, sums)
         x_tile += DEPTH
         w_tile += DEPTH // PACKED
-    return sums
+    if PARTS == 1:
+        return sums
+    else:
+        return sum_of_parts(sums)
 
 
 @triton.jit

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from shortfin_apps.llm.builder.graph.emitter import Dim
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
-from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
+from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP, PART_DEPTH
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
 
 MOST_SPLITS = 64  # maximum workgroups per K/V head for the attention of a single token
 _ANY = sys.maxsize
+_LEAST_PART_BYTES = 2 * PART_DEPTH  # in 16 bits
 _LEAST_DEPTH_BYTES = 64  # one block of 32 weights in 16 bits; no matrix instruction reads more of K
 _UNKNOWN_TOKENS = 512  # the assumption if the number of tokens is unknown at compile time
 
@@ -23,7 +24,8 @@ class MatmulTile:
     """A workgroup's tile of a matmul: `rows` tokens by `columns` output features.
 
     `depth_bytes`: bytes of K per step; `early`: load the inputs of a deferred norm before the product, which
-    needs registers.
+    needs registers; `parts`: parts of K, each of which a wave multiplies, or 1 if waves divide the columns
+    (`product` in kernels/triton/product.py).
     """
 
     rows: int
@@ -31,6 +33,7 @@ class MatmulTile:
     depth_bytes: int
     tuning: Tuning
     early: bool = True
+    parts: int = 1
 
     @property
     def suffix(self) -> str:
@@ -40,7 +43,8 @@ class MatmulTile:
     def with_columns(self, least: int) -> MatmulTile:
         """Return the tile with at least `least` columns, and less depth, to use the same shared memory."""
         columns = max(self.columns, least)
-        depth_bytes = max(_LEAST_DEPTH_BYTES, self.depth_bytes * self.columns // columns)
+        least_bytes = _LEAST_DEPTH_BYTES if self.parts == 1 else _LEAST_PART_BYTES * self.parts
+        depth_bytes = max(least_bytes, self.depth_bytes * self.columns // columns)
         return replace(self, columns=columns, depth_bytes=depth_bytes)
 
     def for_blocks(self) -> MatmulTile:
@@ -55,7 +59,7 @@ class MatmulTile:
 
     def constexprs(self, item_bytes: int) -> dict[str, int]:
         sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth_bytes // item_bytes}
-        return {**sizes, "EARLY": self.early}
+        return {**sizes, "EARLY": self.early, "PARTS": self.parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +89,13 @@ class TileTable:
     """The tiles of one kind of GPU; of each list, the first matching item is used.
 
     `matmuls`: for weights in floats; `blocks` and `fp8`: for weights in blocks and in 8-bit floats (empty:
-    derived from `matmuls`); `float4_experts`: for experts in 4-bit floats, where `Use.tokens` means average
-    rows per expert; `split`: slots per workgroup in the attention of a single token. A longer context than
-    MOST_SPLITS * `split` uses a multiple of `split`.
+    derived from `matmuls`); `byte_blocks`: for blocks of 8 bits, before `blocks`; `float4_experts`: for
+    experts in 4-bit floats, where `Use.tokens` means average rows per expert; `split`: slots per workgroup in
+    the attention of a single token. A longer context than MOST_SPLITS * `split` uses a multiple of `split`.
     """
 
     matmuls: Sequence[Use]
+    byte_blocks: Sequence[Use] = ()
     blocks: Sequence[Use] = ()
     fp8: Sequence[Use] = ()
     float4_experts: Sequence[Use] = ()
@@ -105,15 +110,17 @@ class TileTable:
         """
         known = tokens if isinstance(tokens, int) else _UNKNOWN_TOKENS
 
-        def first(uses: Sequence[Use]) -> MatmulTile:
+        def first(*uses: Use) -> MatmulTile:
             return next(use.tile for use in uses if known <= use.tokens and shape[0] <= use.features)
 
         match layout:
             case Fp8Rows():
-                return first(self.fp8) if self.fp8 else first(self.matmuls).for_fp8()
+                return first(*self.fp8) if self.fp8 else first(*self.matmuls).for_fp8()
+            case BlockRows(blocks) if self.blocks:
+                return first(*(self.byte_blocks if blocks.bits == 8 else ()), *self.blocks)
             case BlockRows():
-                return first(self.blocks) if self.blocks else first(self.matmuls).for_blocks()
-        return first(self.matmuls)
+                return first(*self.matmuls).for_blocks()
+        return first(*self.matmuls)
 
     def float4_expert(self, rows: int) -> MatmulTile | None:
         """Return the tile for `rows` per expert from `float4_experts`; None if this table is empty."""
@@ -207,25 +214,45 @@ _HOPPER = TileTable(
         Use(_ANY, 3584, MatmulTile(128, 128, 128, Tuning(8, 4))),
         Use(_ANY, _ANY, MatmulTile(128, 256, 128, Tuning(8, 4))),
     ),
+    # Up to 32 tokens, all add in the same order, as all have four parts.
+    byte_blocks=(
+        Use(8, 8192, MatmulTile(8, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(8, _ANY, MatmulTile(8, 32, 512, Tuning(4, 5), parts=4)),
+        Use(32, 2048, MatmulTile(8, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(16, 5120, MatmulTile(16, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(16, _ANY, MatmulTile(16, 32, 512, Tuning(4, 5), parts=4)),
+        Use(32, _ANY, MatmulTile(32, 32, 512, Tuning(4, 4), parts=4)),
+    ),
     blocks=(
-        Use(16, 5120, MatmulTile(16, 32, 512, Tuning(4, 4))),
-        Use(16, 8192, MatmulTile(16, 64, 512, Tuning(4, 4))),
-        Use(16, _ANY, MatmulTile(16, 128, 512, Tuning(4, 3))),
-        Use(32, 5120, MatmulTile(16, 64, 512, Tuning(4, 4))),
-        Use(32, 8192, MatmulTile(32, 64, 512, Tuning(4, 4))),
-        Use(32, _ANY, MatmulTile(32, 128, 256, Tuning(4, 4))),
-        Use(64, 5120, MatmulTile(32, 64, 512, Tuning(4, 4))),
+        Use(8, 2048, MatmulTile(8, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(8, 3584, MatmulTile(8, 32, 512, Tuning(4, 5), parts=4)),
+        Use(8, 5120, MatmulTile(8, 32, 1024, Tuning(4, 4), parts=4)),
+        Use(8, 8192, MatmulTile(8, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(8, _ANY, MatmulTile(8, 32, 512, Tuning(4, 5), parts=4)),
+        Use(32, 2048, MatmulTile(8, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(16, 3584, MatmulTile(16, 32, 512, Tuning(4, 5), parts=4)),
+        Use(16, 8192, MatmulTile(16, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(16, _ANY, MatmulTile(16, 128, 512, Tuning(4, 3), parts=4)),
+        Use(32, 3584, MatmulTile(16, 32, 512, Tuning(4, 5), parts=4)),
+        Use(32, 5120, MatmulTile(32, 32, 512, Tuning(4, 4), parts=4)),
+        Use(32, _ANY, MatmulTile(32, 64, 512, Tuning(4, 3), parts=4)),
+        Use(128, 2048, MatmulTile(16, 32, 512, Tuning(4, 5), parts=4)),
+        Use(64, 3584, MatmulTile(32, 64, 512, Tuning(4, 4))),
+        Use(64, 5120, MatmulTile(64, 32, 512, Tuning(4, 3), parts=4)),
         Use(64, 8192, MatmulTile(64, 64, 256, Tuning(4, 6))),
         Use(64, _ANY, MatmulTile(64, 128, 128, Tuning(4, 4))),
         Use(128, 5120, MatmulTile(64, 64, 256, Tuning(4, 6))),
         Use(_ANY, _ANY, MatmulTile(128, 64, 128, Tuning(4, 4))),
     ),
     fp8=(
-        Use(16, 5120, MatmulTile(16, 32, 512, Tuning(4, 3))),
-        Use(16, 8192, MatmulTile(16, 64, 512, Tuning(4, 3))),
+        Use(8, 8192, MatmulTile(8, 16, 512, Tuning(4, 4), parts=4)),
+        Use(32, 2048, MatmulTile(8, 16, 512, Tuning(4, 4), parts=4)),
+        Use(16, 8192, MatmulTile(16, 16, 512, Tuning(4, 5), parts=4)),
         Use(16, _ANY, MatmulTile(16, 128, 128, Tuning(4, 4))),
-        Use(32, 8192, MatmulTile(16, 64, 512, Tuning(4, 3))),
+        Use(32, 3584, MatmulTile(16, 64, 512, Tuning(4, 3))),
+        Use(32, 8192, MatmulTile(16, 32, 512, Tuning(4, 4), parts=4)),
         Use(32, _ANY, MatmulTile(32, 128, 256, Tuning(4, 3))),
+        Use(64, 2048, MatmulTile(16, 32, 512, Tuning(4, 4), parts=4)),
         Use(64, 8192, MatmulTile(64, 64, 128, Tuning(4, 6))),
         Use(64, _ANY, MatmulTile(64, 128, 128, Tuning(4, 3))),
         Use(128, 8192, MatmulTile(64, 64, 128, Tuning(4, 6))),
