@@ -109,7 +109,8 @@ def of(deltas: list[Delta], wanted: GenerateCall) -> list[Delta]:
     mode=st.sampled_from(MODES),
     place=st.sampled_from(PLACES),
     pages=st.sampled_from([16, 18, 24, 64]),
-    window=st.none() | st.integers(1, 12),
+    window=st.sampled_from([None, "states"]) | st.integers(1, 12),
+    more_window_pages=st.sampled_from([0, 2, 8, 40]),
     prefix_cache=st.sampled_from(["none", "trie"]),
     token_budget=st.sampled_from([8, 12, 40]),
     depth=st.integers(0, 2),
@@ -122,7 +123,7 @@ def test_tokens_are_those_without(
     row_cost: float,
     place: dict[str, Any],
     pages: int,
-    window: int | None,
+    window: int | str | None,
     **options: Any,
 ) -> None:
     """For a model that repeats itself never, always, or something between; beside others, in few pages."""
@@ -136,7 +137,9 @@ def test_tokens_are_those_without(
     options |= {"repeats": repeats, "eos": frozenset({11}), **place}
 
     def rig(**more: Any) -> Rig:
-        return make_rig(fake_config(pages=pages, window=window), **options, **more)
+        is_window = isinstance(window, int)
+        config = fake_config(pages=pages, window=window if is_window else None, states=window == "states")
+        return make_rig(config, **options, **more)
 
     expected = answers(rig(jump_ahead=False), calls)
     speculation = SpeculationOptions(max_tokens=max_tokens, row_cost=row_cost)

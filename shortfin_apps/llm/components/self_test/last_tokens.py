@@ -75,6 +75,7 @@ def packed_arguments(tasks: Sequence[LlmTaskInput], length: int) -> dict[str, Ar
         "offsets": np.concatenate([[0], ends[:-1]]),
         "start_positions": np.array([task.start_position for task in tasks]),
         "seq_lens": np.array([task.seq_len for task in tasks]),
+        "followers": np.zeros(len(tasks), np.int64),
         "last_tokens": table.array,
     }
 
