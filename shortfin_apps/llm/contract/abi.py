@@ -27,8 +27,8 @@ of pool "whole", followed by `window_block_ids`, of the same shape, for the othe
 `window_block_ids` for pages before the windows of all of a row's tokens may name any page: its contents are
 not used. If the only pool is "window", this holds for `seq_block_ids`.
 
-If there is a pool "state", a packed `extend` takes `followers [R]` before `last_tokens`: how many rows after a
-row continue its sequence, or -1 for a row that continues the one before. A row and its followers have one
+If there is a pool "state", a packed `extend` takes `followers [R]` before `last_tokens`: how many rows after
+a row continue its sequence, or -1 for a row that continues the one before. A row and its followers have one
 token each, at consecutive positions. A follower starts from the state after the row before it. Each row
 writes its state to the page that its own row of the block table names, so that the caller can keep the state
 after any of them. The reflection data of such an entry has TAKES_FOLLOWERS.

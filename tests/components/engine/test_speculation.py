@@ -137,9 +137,8 @@ def test_tokens_are_those_without(
     options |= {"repeats": repeats, "eos": frozenset({11}), **place}
 
     def rig(**more: Any) -> Rig:
-        is_window = isinstance(window, int)
-        config = fake_config(pages=pages, window=window if is_window else None, states=window == "states")
-        return make_rig(config, **options, **more)
+        seen: dict[str, Any] = {"states": True} if window == "states" else {"window": window}
+        return make_rig(fake_config(pages=pages, **seen), **options, **more)
 
     expected = answers(rig(jump_ahead=False), calls)
     speculation = SpeculationOptions(max_tokens=max_tokens, row_cost=row_cost)
