@@ -10,8 +10,8 @@ With a window, a second page table stores the same numbers. What the task's toke
 what the first one has, or the row's tokens are others. If all layers have the window, there is the second
 alone, and logits are those after the last tokens that it sees.
 
-With states, a page of the second page table has one number: a hash of all tokens up to the last computed one of
-its block. If a row's state is not that of the tokens in the first page table, its tokens are others.
+With states, a page of the second page table has one number: a hash of all tokens up to the last computed one
+of its block. If a row's state is not that of the tokens in the first page table, its tokens are others.
 """
 
 from __future__ import annotations

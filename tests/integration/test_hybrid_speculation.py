@@ -76,7 +76,7 @@ class KnownAnswers:
 
 @contextmanager
 def speculating(artifact: Artifact, texts: Sequence[Sequence[int]], **options: Any) -> Iterator[Engine]:
-    """An engine to which `texts` (prompts with answers) are proposed; tokens must be accepted and rejected."""
+    """An engine to which `texts` (prompts with answers) are proposed; some are accepted, some rejected."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speculation, "PromptLookup", KnownAnswers)
         patch.setattr(KnownAnswers, "texts", texts)
@@ -91,9 +91,7 @@ def check(artifact: Artifact, **options: Any) -> None:
     asked = calls(60)
     with open_engine(artifact, EngineSettings(**options)) as engine:
         expected = answers(engine, asked)
-    texts = [
-        [*each.prompt_token_ids, *tokens] for each, (tokens, _) in zip(asked, expected, strict=True)
-    ]
+    texts = [[*each.prompt_token_ids, *tokens] for each, (tokens, _) in zip(asked, expected, strict=True)]
     with speculating(artifact, texts, **options) as engine:
         assert answers(engine, asked) == expected
 
@@ -134,6 +132,7 @@ def test_answers_after_cached_pages_at_every_offset(
     with open_engine(artifact, EngineSettings(runtime="iree", prefix_cache="none", batching=mode)) as engine:
         for length in range(STRIDE, 2 * STRIDE + 3):
             prompt = text[:length]
+            more: list[int]
             for more in ([], text[length:]):
                 prompt = [*prompt, *more]
                 turns.append((prompt, answer(engine, prompt, count, **params)))
