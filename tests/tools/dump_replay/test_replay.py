@@ -111,7 +111,8 @@ def is_subsequence(short: Executed, long: Executed) -> bool:
 def is_same(executed: tuple[str, dict[str, Any]], replayed: tuple[str, dict[str, Any]]) -> bool:
     """Whether they differ in nothing but tokens that the replay does not know, and takes for 0."""
     entry, arguments = executed
-    if (tokens := replayed[1].get("tokens")) and np.shape(tokens) == np.shape(arguments.get("tokens")):
+    tokens = replayed[1].get("tokens", 0)
+    if tokens and np.shape(tokens) == np.shape(arguments.get("tokens", 0)):
         known_tokens = np.where(np.equal(tokens, 0), 0, arguments["tokens"]).tolist()
         arguments = {**arguments, "tokens": known_tokens}
     return (entry, arguments) == replayed
