@@ -57,7 +57,7 @@ class KnownAnswers:
     texts: Sequence[Sequence[int]] = ()
 
     def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
+        self._max_tokens = max_tokens or 1
 
     def num_worth(self, token_ids: Sequence[int], least: float, most: int) -> int:
         return len(self.propose(token_ids, least, most))
