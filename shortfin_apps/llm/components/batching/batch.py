@@ -72,12 +72,9 @@ class LlmTaskInput:
     ) -> LlmTaskInput:
         """Create a task for a proposed token, `offset` positions after the token of the decode `last`."""
         start = last.start_position + offset
-        tables = last.page_ids, last.window_page_ids
-        return cls(
-            *(last.request, (token_id,), start, start + 1, *tables),
-            num_ahead=offset,
-            state_page_id=state_page_id,
-        )
+        task = cls(last.request, (token_id,), start, start + 1, last.page_ids, last.window_page_ids)
+        task.num_ahead, task.state_page_id = offset, state_page_id
+        return task
 
     def on_launch(self, turn: int) -> None:
         """Count the task's tokens as planned; if it completes, the device draws the token after them.
@@ -135,7 +132,7 @@ class Batch:
     """The tasks of one invocation, and the family of the entry that runs them.
 
     Each request has one task, or one decode for each of several known tokens, and one more for each proposed
-    token. Tasks of one request follow each other, in order of position.
+    token (`has_proposals`). Tasks of one request follow each other, in order of position.
 
     `series` is the same object for a batch and the ones that `following` makes of it.
     """
@@ -143,6 +140,7 @@ class Batch:
     family: EntryFamily
     tasks: tuple[LlmTaskInput, ...]
     series: object = field(default_factory=object)
+    has_proposals: bool = False
 
     @property
     def is_decode(self) -> bool:
@@ -150,11 +148,6 @@ class Batch:
         return self.family is not EntryFamily.PREFILL and all(
             len(task.token_ids) == 1 and task.completes and not task.num_ahead for task in self.tasks
         )
-
-    @property
-    def has_proposals(self) -> bool:
-        """Whether some tasks are proposed tokens."""
-        return any(task.num_ahead for task in self.tasks)
 
     def following(self) -> Batch:
         """Create the batch of the tokens that the rows of this one, which must be decodes, will yield."""

@@ -214,7 +214,7 @@ def _with_proposals(batch: Batch, proposed: Mapping[Request, Sequence[LlmTaskInp
     tasks: list[LlmTaskInput] = []
     for task in batch.tasks:
         tasks += [task, *(proposed.get(task.request, ()) if task.completes else ())]
-    return Batch(EntryFamily.EXTEND, tuple(tasks))
+    return Batch(EntryFamily.EXTEND, tuple(tasks), has_proposals=True)
 
 
 def _most(request: Request) -> int:
