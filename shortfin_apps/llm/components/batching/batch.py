@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import EntryFamily
-
-
-class Paged(Protocol):
-    """A task or running request, with its block tables; the request's lease owns these lists."""
-
-    @property
-    def page_ids(self) -> Sequence[int]: ...
-
-    @property
-    def window_page_ids(self) -> Sequence[int] | None: ...
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that would triple the time to create one

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Paged
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_result import BatchResult
-from shortfin_apps.llm.components.invocation.block_tables import BlockTables, Replaced
+from shortfin_apps.llm.components.invocation.block_tables import BlockTables
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape, all_return_logits
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts, counts_of
 from shortfin_apps.llm.components.invocation.invoker import Invoker
@@ -245,7 +245,7 @@ class BatchRunner:
     def invoke(
         self,
         shape: Shape,
-        tasks: Sequence[Paged],
+        tasks: Sequence[LlmTaskInput],
         arrays: Mapping[str, Array],
         left: Mapping[str, DeviceBuffer] | None = None,
     ) -> dict[str, Array]:
@@ -361,15 +361,14 @@ class BatchRunner:
         self._count(shape, [])
         return pending
 
-    def _tables(
-        self, tasks: Sequence[Paged], shape: Shape, replaced: Replaced = ()
-    ) -> dict[str, DeviceBuffer]:
+    def _tables(self, tasks: Sequence[LlmTaskInput], shape: Shape) -> dict[str, DeviceBuffer]:
         """Return the tasks' block tables on the device, by argument name."""
         size = shape.rows, shape.blocks
         page_lists = [task.page_ids for task in tasks]
         if not self._has_window_table and self._slabs[0].pool == "whole":
             return {"seq_block_ids": self._block_tables.on_device(page_lists, *size)}
         window_lists = [task.window_page_ids or () for task in tasks]
+        replaced = state_pages(tasks, self.stride)
         if not self._has_window_table:
             return {"seq_block_ids": self._block_tables.on_device(window_lists, *size, replaced)}
         return {
@@ -467,8 +466,7 @@ class BatchRunner:
         given: Mapping[str, DeviceBuffer] = MappingProxyType({}),
     ) -> list[DeviceBuffer]:
         """Return all arguments of the entry on the device; `given` has some of them by name."""
-        replaced = state_pages(tasks, self.stride)
-        tables = {} if BLOCK_TABLES[0] in given else self._tables(tasks, shape, replaced)
+        tables = {} if BLOCK_TABLES[0] in given else self._tables(tasks, shape)
         on_device = {**tables, **given, **self._slots.buffers}
         names = self._argument_names[shape.layout]
         if any(name not in on_device for name in names):
