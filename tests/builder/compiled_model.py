@@ -230,8 +230,13 @@ class CompiledModel:
         seq_lens: Array,
         blocks: Array,
         last_tokens: Sequence[int] | Array = (0,),
+        *,
+        followers: Array | None = None,
+        window_blocks: Array | None = None,
     ) -> Result:
-        tables = self.tables(starts, blocks)
+        tables = self.tables(starts, blocks) if window_blocks is None else [blocks, window_blocks]
+        if self.program.entries[entry].takes_followers:
+            tables.append(np.zeros(len(starts)) if followers is None else followers)
         return self._call(entry, tokens, offsets, starts, seq_lens, *tables, np.asarray(last_tokens))
 
     def _call(self, entry: str, *arguments: Array) -> Result:

@@ -105,3 +105,62 @@ def check_blocks_without_pages(model: CompiledModel, monkeypatch: pytest.MonkeyP
     after = model.device.download(model.window_cache[0])
     changed = {page for page in range(PAGES) if before[page].tobytes() != after[page].tobytes()}
     assert changed == set(PAGE_IDS[0, [1, 5, 7]].tolist())
+
+
+def states(model: CompiledModel) -> Array:
+    """[PAGES, state elements of all layers]"""
+    pages: Array = model.device.download(model.window_cache[0])
+    return pages[:PAGES].view(np.float32)
+
+
+def check_followers(model: CompiledModel) -> None:
+    """Rows of one request in an `extend` have the bits of decodes one by one; each leaves its own state.
+
+    Before and after them are rows of other requests, and padding.
+    """
+    first, count = 14, 8  # across the ends of two pages
+    in_chunks(model, [first])
+    logits, expected = [], []
+    for position in range(first, first + count):
+        starts = np.array([position, 0])
+        logits.append(model.decode("decode_bs2", TOKENS[[[position], [0]]], starts, PAGE_IDS).logits[0])
+        expected.append(states(model)[PAGE_IDS[0, position // STRIDE]].copy())
+    chunk = prefill(model, [TOKENS[:5], PADDING], [0, 0], PAGE_IDS[1:].repeat(2, axis=0))[0]
+
+    positions = np.arange(first, first + count)
+    blocks = PAGE_IDS[[1, *[0] * count, 1]]
+    blocks[-1] = 0
+
+    def extended(window_blocks: Array) -> Array:
+        in_chunks(model, [first])
+        result = model.extend(
+            "extend",
+            np.concatenate([TOKENS[:5], TOKENS[positions], [0]]),
+            np.array([0, *range(5, 5 + count), 5 + count]),
+            np.array([0, *positions, 0]),
+            np.array([5, *(positions + 1), 1]),
+            blocks,
+            followers=np.array([0, count - 1, *[-1] * (count - 1), 0]),
+            window_blocks=window_blocks,
+        )
+        np.testing.assert_array_equal(result.logits[0], chunk)
+        np.testing.assert_array_equal(result.logits[1:-1], logits)
+        return states(model)
+
+    in_chunks(model, [first])
+    before = states(model).copy()
+    window_blocks = blocks.copy()
+    # The first row goes on from its own page, which holds the state before; the others get a page each.
+    own = np.array([PAGE_IDS[0, first // STRIDE], *range(21, 20 + count)])
+    window_blocks[1:-1, :] = PAGES - 1  # a page that nobody reads
+    window_blocks[np.arange(1, 1 + count), positions // STRIDE] = own
+    after = extended(window_blocks)
+    np.testing.assert_array_equal(after[own], expected)
+    changed = {page for page in range(1, PAGES) if before[page].tobytes() != after[page].tobytes()}
+    assert changed == {*own.tolist(), *PAGE_IDS[1, :2].tolist()}
+
+    # Known tokens share a block table: its pages have the state after the last token of each block.
+    after = extended(blocks)
+    for block in range(first // STRIDE, (first + count - 1) // STRIDE + 1):
+        last = min(first + count, (block + 1) * STRIDE) - 1
+        np.testing.assert_array_equal(after[PAGE_IDS[0, block]], expected[last - first])

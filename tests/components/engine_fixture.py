@@ -207,7 +207,9 @@ def make_rig(
         ahead = batch_mode.tokens_ahead(config.stride)
         assert ahead is not None
         num_window_pages = least_window_pages(config, ahead) + more_window_pages
-        window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
+        window = WindowOptions(
+            tokens=config.window_tokens, num_pages=num_window_pages, holds_states="state" in config.pools
+        )
     cache = make_cache(prefix_cache, num_pages, config.stride, window)
     page_table = page_table_of(device, config, num_pages, num_window_pages)
     runner = BatchRunner(device, used, config, page_table=page_table, recorder=recorder)

@@ -9,6 +9,9 @@ list them in their block tables without a token there, as a mask that multiplies
 With a window, a second page table stores the same numbers. What the task's tokens see of them there must be
 what the first one has, or the row's tokens are others. If all layers have the window, there is the second
 alone, and logits are those after the last tokens that it sees.
+
+With states, a page of the second page table has one number: a hash of all tokens up to the last computed one
+of its block. If a row's state is not that of the tokens in the first page table, its tokens are others.
 """
 
 from __future__ import annotations
@@ -62,9 +65,12 @@ def fake_config(
     has_prefill_position: bool = True,
     window: int | None = None,
     all_windowed: bool = False,
+    states: bool = False,
 ) -> ModelConfig:
     pools: dict[Pool, int] | None = None
-    if window is not None:
+    if states:
+        pools, window = {"whole": 1, "state": 1}, 2
+    elif window is not None:
         pools = {"window": 1} if all_windowed else {"whole": 1, "window": 1}
     return ModelConfig(
         max_seq_len=max_seq_len,
@@ -222,9 +228,14 @@ class FakeProgram:
         if self.extend_rank:
             entries += [Entry(EntryFamily.EXTEND, None, t) for t in (None, *self.extend_lengths)]
         first = (TensorType((None,) * (self.extend_rank or 2), I64),)
+        follows = self.holds_states and self.extend_rank == 1
         loops = [Entry(EntryFamily.DECODE_LOOP, n, 1) for n in self.loop_sizes]
         return {
-            e.name: EntrySignature(e.name, first, self._result_types_of(e)) for e in (*entries, *loops)
+            e.name: EntrySignature(
+                *(e.name, first, self._result_types_of(e)),
+                takes_followers=follows and e.family is EntryFamily.EXTEND,
+            )
+            for e in (*entries, *loops)
         } | {
             e.name: EntrySignature(e.name, arguments, self._result_types_of(e))
             for e, arguments in [
@@ -236,6 +247,10 @@ class FakeProgram:
                 *((Entry(EntryFamily.LOGPROBS, n, None), self._logprob_types(n)) for n in self.logprob_sizes),
             ]
         }
+
+    @property
+    def holds_states(self) -> bool:
+        return "state" in self.config.pools
 
     def _sample_types(self, rows: int) -> tuple[TensorType, ...]:
         values, logits = (TensorType((None, 1, size), F32) for size in (self.config.top_k, VOCAB))
@@ -301,7 +316,10 @@ class FakeProgram:
         layout = parsed.layout(arrays[0].ndim)
         has_windows = self.config.has_window_table
         names = argument_names(
-            layout, has_prefill_position=self.config.has_prefill_position, has_windows=has_windows
+            layout,
+            has_prefill_position=self.config.has_prefill_position,
+            has_windows=has_windows,
+            takes_followers=self.entries[entry].takes_followers,
         )
         slabs = ("cache", "window_cache") if has_windows else ("cache",)
         return dict(zip((*names, *slabs) if parsed.takes_slabs else names, arrays, strict=True))
@@ -333,6 +351,8 @@ class FakeProgram:
         tables: list[tuple[Array, Array, int | None]] = [
             (arguments["seq_block_ids"], arguments["cache"], self._window_of_first)
         ]
+        if self.holds_states:
+            return self._compute_states(tokens, starts, lens, arguments)
         if (window := self.config.window_tokens) is not None and self.config.has_window_table:
             tables.append((arguments["window_block_ids"], arguments["window_cache"], window))
         for row, of_row in enumerate(zip(tokens, starts, lens, strict=True)):
@@ -345,6 +365,59 @@ class FakeProgram:
                 for row, (start, seq_len) in enumerate(zip(starts, lens, strict=True))
             ]
         )
+
+    def _compute_states(
+        self, tokens: Array, starts: Array, lens: Array, arguments: Mapping[str, Array]
+    ) -> Array:
+        """As `_compute`, with a state per page of the second table."""
+        blocks, cache = arguments["seq_block_ids"], arguments["cache"]
+        followers = arguments.get("followers", np.zeros(len(lens), np.int64))
+        states: list[float] = []
+        for row, of_row in enumerate(zip(tokens, starts, lens, strict=True)):
+            is_spoiled = self.faults.spoil(row)
+            self._store(*of_row, blocks[row], cache, is_spoiled=is_spoiled)
+            if followers[row] < 0:
+                assert starts[row] == lens[row - 1] == lens[row] - 1, "a row follows another sequence's"
+                before = states[-1]
+            else:
+                before = self._state_before(row, starts[row], arguments)
+            states.append(self._continued(row, *of_row, before, arguments, is_spoiled=is_spoiled))
+        rows = []
+        for row, (start, seq_len) in enumerate(zip(starts, lens, strict=True)):
+            logits = self._row(start, seq_len, [(blocks[row], cache, None)])
+            known = cache[blocks[row]].reshape(-1)[:seq_len]
+            if np.isnan(states[row]):
+                logits = np.full(VOCAB, np.nan, np.float32)
+            elif not np.isnan(logits).any() and states[row] != state_after(known):
+                logits = self._logits(np.array([*known, -states[row]]))
+            rows.append(logits)
+        return np.stack(rows)
+
+    def _state_before(self, row: int, start: int, arguments: Mapping[str, Array]) -> float:
+        if start == 0:
+            return 0.0
+        page = arguments["window_block_ids"][row, (start - 1) // self.config.stride]
+        return float(arguments["window_cache"][page, 0])
+
+    def _continued(
+        self,
+        row: int,
+        tokens: Array,
+        start: int,
+        seq_len: int,
+        state: float,
+        arguments: Mapping[str, Array],
+        *,
+        is_spoiled: bool,
+    ) -> float:
+        """The state after the row's last token; writes it, and those at ends of blocks, to their pages."""
+        blocks, cache, stride = arguments["window_block_ids"], arguments["window_cache"], self.config.stride
+        for position in range(start, seq_len):
+            state = np.nan if is_spoiled or np.isnan(state) else next_state(state, tokens[position - start])
+            page = blocks[row, position // stride]
+            if page and ((position + 1) % stride == 0 or position == seq_len - 1):
+                cache[page] = state
+        return state
 
     @property
     def _window_of_first(self) -> int | None:
@@ -490,6 +563,18 @@ class FakeProgram:
         values = np.take_along_axis(logits, order, axis=-1)
         results = [FakeBuffer(values), FakeBuffer(order), FakeBuffer(logits)]
         return results[: 3 if self.logits_result else 2]
+
+
+def next_state(state: float, token_id: float) -> float:
+    """A number that f32 represents exactly."""
+    return float(zlib.crc32(np.array([state, token_id], np.float64).tobytes()) % (1 << 24))
+
+
+def state_after(token_ids: Sequence[float] | Array) -> float:
+    state = 0.0
+    for token_id in token_ids:
+        state = next_state(state, token_id)
+    return state
 
 
 def known(tokens: Array, table: Array) -> Array:

@@ -156,6 +156,17 @@ def test_the_table_of_windows_comes_behind_the_other(name: str) -> None:
     assert shapes == NAMES[name].argument_shapes()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_only_a_packed_extend_takes_followers(name: str) -> None:
+    shapes = NAMES[name].argument_shapes(takes_followers=True)
+    if NAMES[name].layout() is Layout.PACKED:
+        assert list(shapes)[-2:] == ["followers", "last_tokens"]
+        assert shapes.pop("followers") == shapes["offsets"]
+    assert shapes == NAMES[name].argument_shapes()
+    padded = NAMES["extend"].argument_shapes(tokens_rank=2, takes_followers=True)
+    assert "followers" not in padded
+
+
 def test_an_entry_that_takes_no_slabs_takes_no_table_of_windows() -> None:
     for sample in (NAMES[f"{name}_bs4"] for name in ("sample", "adjusted_sample", "logprobs")):
         assert sample.argument_shapes(has_windows=True) == sample.argument_shapes()

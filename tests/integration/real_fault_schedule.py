@@ -139,6 +139,7 @@ class Served:
         prefix_cache: Any,
         mode: BatchModeName = "default",
         pages: int = MANY_PAGES,
+        more_window_pages: int = 0,
         chunk_tokens: int = 64,
         token_budget: int | None = None,
         max_running: int = 1,
@@ -149,9 +150,10 @@ class Served:
         device = cast(Device, FaultyDevice(self.device, program.faults))
         buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
         options = BatchSettings(batch_mode=mode, chunk_tokens=chunk_tokens, token_budget=token_budget)
-        runner = make_runner(device, program, config, pages)
+        window_pages = pages + more_window_pages
+        runner = make_runner(device, program, config, pages, window_pages)
         runner.warm_up(lambda done, total: None)
-        cache = make_page_cache(config, prefix_cache, pages, pages)
+        cache = make_page_cache(config, prefix_cache, pages, window_pages)
         scheduler = Scheduler(cache, make_mode(options, config, buckets), max_running, **(scheduling or {}))
         engine = Engine(
             scheduler=scheduler,
@@ -197,6 +199,7 @@ class RealSchedule(Schedule):
             speculation=speculation if speculates else None,
             depth=rng.choice([0, 1, 2]),
             clock=self._clock,
+            more_window_pages=rng.choice([0, 4, 24]),
         )
         return rig
 

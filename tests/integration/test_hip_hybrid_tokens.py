@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.hip import EmulatedGpus
 from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
+from tests.integration.test_hybrid_speculation import speculating
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -86,3 +88,13 @@ def test_tokens_are_those_of_the_cpu(
         assert engine.stats().cached_tokens == sum((n - 1) // 16 * 16 for n in LENGTHS)
     assert_all_same(on_cpu, cold, TOLERANCE, MAX_TOKENS)
     assert_all_same(on_cpu, warm, TOLERANCE, MAX_TOKENS)
+
+
+def test_proposed_tokens_change_no_bit(artifact: Artifact, prompts: Sequence[Sequence[int]]) -> None:
+    options: dict[str, Any] = {"device": "hip", "batching": BatchSettings(batch_mode="extend-attention")}
+    count = 2 * MAX_TOKENS
+    with open_engine(artifact, EngineSettings(**options)) as engine:
+        expected = generate(engine, prompts, count)
+    texts = [[*prompt, *each.token_ids] for prompt, each in zip(prompts, expected, strict=True)]
+    with speculating(artifact, texts, **options) as engine:
+        assert generate(engine, prompts, count) == expected

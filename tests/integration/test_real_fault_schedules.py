@@ -16,12 +16,15 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.components.engine import speculation
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
+from tests.integration.byte_models import write_byte_model
 from tests.integration.real_fault_schedule import RealSchedule, Served
+from tests.integration.test_hybrid_speculation import KnownAnswers
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +83,20 @@ def test_all_bits_under_faults_on_this_cpu(
     """Without and with steps that are queued ahead."""
     options = BuildOptions(weights=weights, decode_batch_sizes=(1, 2, 4, 8), decode_loop_sizes=loops)
     with served(build_tiny(options), lambda: open_device("cpu", "auto"), 16) as model:
+        measure(model, 100)
+
+
+@pytest.mark.timeout(300)
+def test_all_bits_of_a_model_with_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With proposals that are right up to a token that is not."""
+    sizes = (1, 2, 4, 8)
+    options = BuildOptions(decode_batch_sizes=sizes, decode_loop_sizes=sizes, context_length=256)
+    source = write_byte_model("qwen35", tmp_path / "source")
+    artifact = build(str(source), tmp_path / "artefact", options, QuietProgress())
+    with served(artifact, lambda: open_device("cpu", "auto"), 16) as model:
+        texts = [[*asked.prompt_token_ids, *answer.tokens] for asked, answer in model.catalogue]
+        monkeypatch.setattr(KnownAnswers, "texts", texts)
+        monkeypatch.setattr(speculation, "PromptLookup", KnownAnswers)
         measure(model, 100)
 
 

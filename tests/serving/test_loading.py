@@ -107,7 +107,7 @@ def test_a_pipeline_is_refused_without_decode_loops(build_tiny: BuildTiny) -> No
         load_engine(*files, EngineSettings(pipeline_depth=1))
 
 
-def test_speculation_is_refused_without_packed_rows_and_with_states(
+def test_speculation_is_refused_without_packed_rows_and_without_followers_of_states(
     tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_artifact.config
@@ -117,7 +117,7 @@ def test_speculation_is_refused_without_packed_rows_and_with_states(
         assert make_engine(device, config, *files[:-1], EngineSettings()).stats().speculation is None
         cache = replace(config.paged_kv_cache, pools={"state": 1})
         monkeypatch.setattr(loading, "check_program", lambda *args: None)
-        with pytest.raises(ArtifactError, match=r"keep a state.*`--speculative`"):
+        with pytest.raises(ArtifactError, match=r"states of the model.*`--speculative`.*rebuild"):
             make_engine(device, replace(config, paged_kv_cache=cache), *files)
         monkeypatch.setattr(Buckets, "has_packed_extend", False)
         with pytest.raises(ArtifactError, match=r"packed `extend`.*`--speculative`"):

@@ -27,6 +27,12 @@ of pool "whole", followed by `window_block_ids`, of the same shape, for the othe
 `window_block_ids` for pages before the windows of all of a row's tokens may name any page: its contents are
 not used. If the only pool is "window", this holds for `seq_block_ids`.
 
+If there is a pool "state", a packed `extend` takes `followers [R]` before `last_tokens`: how many rows after
+a row continue its sequence, or -1 for a row that continues the one before. A row and its followers have one
+token each, at consecutive positions. A follower starts from the state after the row before it. Each row
+writes its state to the page that its own row of the block table names, so that the caller can keep the state
+after any of them. The reflection data of such an entry has TAKES_FOLLOWERS.
+
 Prefill and decode differ in the order of their second and third argument. All arguments are i64, except those
 in ARGUMENT_TYPES and the slabs `[pages, elements]` of `kv_cache_dtype`, which entries update in place.
 Without `has_prefill_position` in config.json, a prefill takes no start positions. Upstream's `extend` is
@@ -122,6 +128,8 @@ WORKSPACE_BYTES = "iree.abi.transients.size.constant"
 # Reflection attribute of an entry that is one launch of workgroups that wait for each other: their number.
 # All of them must run at the same time, so the GPU must have as many compute units.
 RESIDENT_WORKGROUPS = "shortfin_llm.resident_workgroups"
+# Reflection attribute of an `extend`: "true" if it takes `followers`.
+TAKES_FOLLOWERS = "shortfin_llm.takes_followers"
 WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds for such an entry
 NOT_FINITE = -1  # token ID that the device draws from a row without a finite best logit
 NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the full row
@@ -292,7 +300,12 @@ class Entry:
         return Layout(self.family.value)
 
     def argument_shapes(
-        self, tokens_rank: int | None = None, *, has_prefill_position: bool = True, has_windows: bool = False
+        self,
+        tokens_rank: int | None = None,
+        *,
+        has_prefill_position: bool = True,
+        has_windows: bool = False,
+        takes_followers: bool = False,
     ) -> dict[str, tuple[int | None, ...]]:
         """Return the shapes of the arguments before the slabs, by name, in order. None is a dynamic size."""
         layout = self.layout(tokens_rank)
@@ -307,7 +320,12 @@ class Entry:
             "last_tokens": (None,),
             "counts": (None, None),
         }
-        names = argument_names(layout, has_prefill_position=has_prefill_position, has_windows=has_windows)
+        names = argument_names(
+            layout,
+            has_prefill_position=has_prefill_position,
+            has_windows=has_windows,
+            takes_followers=takes_followers,
+        )
         return {name: shapes.get(name, (self.rows,)) for name in names}
 
     def named_results(self, results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
@@ -326,14 +344,20 @@ def _tokens_shape(layout: Layout, rows: int | None, length: int | None) -> tuple
 
 
 def argument_names(
-    layout: Layout, *, has_prefill_position: bool = True, has_windows: bool = False
+    layout: Layout,
+    *,
+    has_prefill_position: bool = True,
+    has_windows: bool = False,
+    takes_followers: bool = False,
 ) -> tuple[str, ...]:
     """Return the names of the arguments before the slabs, in order.
 
     `has_prefill_position`: prefills take start positions. `has_windows`: window pages have their own slab and
-    block table.
+    block table. `takes_followers`: packed `extend` entries take `followers`.
     """
     names = _ARGUMENTS[layout]
+    if takes_followers and layout is Layout.PACKED:
+        names = (*names[:-1], "followers", names[-1])
     if layout is Layout.PREFILL and not has_prefill_position:
         names = tuple(name for name in names if name != "start_positions")
     if not has_windows or BLOCK_TABLES[0] not in names:

@@ -70,15 +70,15 @@ def speculation_options(
 
 def _problem_with_proposals(config: ModelConfig, buckets: Buckets, flag: str) -> str | None:
     """Return why the model does not support proposed tokens, which `flag` needs; None if it does."""
-    if "state" in config.pools:
-        return (
-            "the model has layers that keep a state, which cannot go back to before a rejected token; "
-            f"leave out `{flag}`"
-        )
     if not buckets.has_packed_extend:
         return (
             f"the VMFB has no packed `extend` entry, which `{flag}` needs; rebuild it with "
             "`shortfin-llm build`, or leave that option out"
+        )
+    if "state" in config.pools and not buckets.takes_followers:
+        return (
+            "the VMFB cannot bring states of the model's layers back to before a rejected token, which "
+            f"`{flag}` needs; rebuild it with `shortfin-llm build`, or leave that option out"
         )
     return None
 
@@ -125,6 +125,11 @@ def load_draft_program(
         check_program(program, config, vocab_size)
         program = with_static_threshold(program, static_threshold)
         buckets = Buckets(program.entries, config.stride, has_prefill_position=config.has_prefill_position)
+        if "state" in config.pools:
+            raise ArtifactError(
+                "the model has layers that keep a state, which a draft model cannot bring back to before a "
+                "rejected token; leave out `--speculative-model`"
+            )
         if problem := _problem_with_proposals(config, buckets, "--speculative-model"):
             raise ArtifactError(problem)
     except ArtifactError as error:

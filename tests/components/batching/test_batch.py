@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from itertools import groupby
 
 import pytest
 from hypothesis import given
@@ -31,6 +31,7 @@ def with_known(name: str, length: int, num_known: int) -> Request:
 
 
 CONFIG = fake_config(stride=STRIDE, decode=(1, 4, 8))
+WITH_STATES = fake_config(stride=STRIDE, decode=(1, 4, 8), states=True)
 
 
 def next_batch(
@@ -70,6 +71,9 @@ def test_each_known_token_is_a_task(
     num_rows = sum(map(len, tasks.values()))
     room = BUDGET - STRIDE * (mode == "extend-attention" and bool(prompts))
     assert num_rows == min(room, sum(count + 1 for _, count in known))
+    assert [request for request, _ in groupby(task.request for task in batch.tasks)] == list(
+        dict.fromkeys(task.request for task in batch.tasks)
+    ), "tasks of one request are apart"
     for request in decodes:
         assert [task.start_position for task in tasks[request]] == list(
             range(request.num_planned, request.num_planned + len(tasks[request]))
@@ -89,15 +93,22 @@ def test_each_known_token_is_a_task(
 def test_a_request_has_one_task_where_rows_cannot_share_an_invocation(
     mode: BatchModeName, lacks: str
 ) -> None:
-    entries, cache = Entries(has_packed_extend=lacks != "packed rows"), CONFIG.paged_kv_cache
-    if lacks == "states of rows":
-        cache = replace(cache, pools={"state": 1})
+    is_packed = lacks != "packed rows"
     requests = [with_known("a", 20, 5), with_known("b", 33, 0)]
-    batch = next_batch(mode, requests, entries, replace(CONFIG, paged_kv_cache=cache))
+    batch = next_batch(
+        mode, requests, Entries(has_packed_extend=is_packed, takes_followers=False), WITH_STATES
+    )
     assert [(task.request, task.completes) for task in batch.tasks] == [
         (requests[0], False),
         (requests[1], True),
     ]
+
+
+@pytest.mark.parametrize("mode", ["default", "extend-attention"])
+def test_a_request_with_a_state_has_a_task_for_each_known_token(mode: BatchModeName) -> None:
+    requests = [with_known("a", 20, 5), with_known("b", 33, 0), with_known("c", 7, 2)]
+    batch = next_batch(mode, requests, ALL_ENTRIES, WITH_STATES)
+    assert [task.request for task in batch.tasks] == [requests[0]] * 6 + [requests[1]] + [requests[2]] * 3
 
 
 def test_known_tokens_are_no_chunk_even_from_the_start_of_a_page_on() -> None:
@@ -127,4 +138,4 @@ def test_known_tokens_are_a_prompt_again_after_a_preemption() -> None:
 
 def test_every_request_has_a_row_before_one_has_two() -> None:
     requests = [with_known(name, 9, 4) for name in "abc"]
-    assert [task.request for task in decode_tasks(requests, 5)] == [*requests, requests[0], requests[0]]
+    assert [task.request for task in decode_tasks(requests, 5)] == [requests[0]] * 3 + requests[1:]

@@ -109,7 +109,8 @@ def of(deltas: list[Delta], wanted: GenerateCall) -> list[Delta]:
     mode=st.sampled_from(MODES),
     place=st.sampled_from(PLACES),
     pages=st.sampled_from([16, 18, 24, 64]),
-    window=st.none() | st.integers(1, 12),
+    window=st.sampled_from([None, "states"]) | st.integers(1, 12),
+    more_window_pages=st.sampled_from([0, 2, 8, 40]),
     prefix_cache=st.sampled_from(["none", "trie"]),
     token_budget=st.sampled_from([8, 12, 40]),
     depth=st.integers(0, 2),
@@ -122,7 +123,7 @@ def test_tokens_are_those_without(
     row_cost: float,
     place: dict[str, Any],
     pages: int,
-    window: int | None,
+    window: int | str | None,
     **options: Any,
 ) -> None:
     """For a model that repeats itself never, always, or something between; beside others, in few pages."""
@@ -136,7 +137,8 @@ def test_tokens_are_those_without(
     options |= {"repeats": repeats, "eos": frozenset({11}), **place}
 
     def rig(**more: Any) -> Rig:
-        return make_rig(fake_config(pages=pages, window=window), **options, **more)
+        seen: dict[str, Any] = {"states": True} if window == "states" else {"window": window}
+        return make_rig(fake_config(pages=pages, **seen), **options, **more)
 
     expected = answers(rig(jump_ahead=False), calls)
     speculation = SpeculationOptions(max_tokens=max_tokens, row_cost=row_cost)
@@ -208,6 +210,67 @@ def test_a_request_gets_no_more_than_its_max_tokens() -> None:
         answers(rig, [call("a", [*PROMPT, *PROMPT[:6]], count)])
         assert rig.outputs["a"] == greedy_continuation([*PROMPT, *PROMPT[:6]], count, repeats=1)
         assert rig.reason("a") is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("more_window_pages", [1, 3, 30])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mode", MODES)
+def test_states_go_back_to_the_last_accepted_token(
+    mode: str, place: dict[str, Any], more_window_pages: int
+) -> None:
+    """At each place of a page; with few pages for states, fewer tokens are proposed."""
+    rig = make_rig(
+        fake_config(pages=64, states=True),
+        mode=mode,
+        repeats=0.8,
+        speculation=ALWAYS,
+        more_window_pages=more_window_pages,
+        **place,
+    )
+    most = 0
+    launch = rig.engine._pipeline.launch
+
+    def noting(batch: Batch, began_s: float) -> None:
+        nonlocal most
+        most = max(most, sum(task.state_page_id is not None for task in batch.tasks))
+        assert all((task.state_page_id is not None) is (task.num_ahead > 0) for task in batch.tasks)
+        launch(batch, began_s)
+
+    rig.engine._pipeline.launch = noting  # type: ignore[method-assign]
+    for length in range(4, 12):
+        prompt = [*PROMPT[:length], *PROMPT[:length]]
+        answers(rig, [call(str(length), prompt, 30)])
+        assert rig.outputs[str(length)] == greedy_continuation(prompt, 30, repeats=0.8)
+    counts = rig.engine.stats().speculation
+    assert counts is not None
+    assert 0 < counts.accepted < counts.proposed
+    assert most == ALWAYS.max_tokens or more_window_pages < 30
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("row", range(6))
+def test_nan_in_a_state_reaches_nobody_else(row: int, place: dict[str, Any]) -> None:
+    """Neither a request that runs beside it, nor one that gets the pages later, whoever draws its tokens."""
+    rig = make_rig(
+        fake_config(pages=24, states=True),
+        mode="extend-attention",
+        repeats=0.7,
+        speculation=ALWAYS,
+        more_window_pages=8,
+        **place,
+    )
+    rig.program.faults.spoil = lambda index: index == row and len(rig.program.calls) in (6, 8)
+    prompts = {"a": [*PROMPT, *PROMPT[:5]], "b": [*PROMPT[3:], *PROMPT[:5]]}
+    for name, prompt in prompts.items():
+        rig.engine.add(call(name, prompt, 20))
+    rig.run()
+    for name, prompt in prompts.items():
+        assert rig.outputs[name] == greedy_continuation(prompt, 20, repeats=0.7)[: len(rig.outputs[name])]
+    for length in (1, 6, 11, 19):
+        rig.engine.add(call(str(length), PROMPT[:length], 36 - length))
+        rig.run()
+        assert rig.outputs[str(length)] == greedy_continuation(PROMPT[:length], 36 - length, repeats=0.7)
+    assert rig.all_pages_back()
 
 
 @pytest.mark.parametrize("reads_masked", [False, True])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -88,6 +89,25 @@ def test_alternating_batches_keep_their_tables() -> None:
         for tasks in turns:
             counts = tables.step(tasks, 2, 2)
     assert counts == TableCounts(rows_joined=2 * MAX_TABLES, uploads=MAX_TABLES)
+
+
+def test_other_pages_of_proposed_tokens_are_in_one_table_alone() -> None:
+    tables, pages = Tables(), [1, 2]
+    tasks = tasks_of(pages, pages, [3])
+    before = tables.step(tasks, 4, 2)
+    buffer = tables.tables.on_device([task.page_ids for task in tasks], 4, 2, [(1, 1, 7), (2, 0, 9)])
+    assert array_of(buffer).tolist() == [[1, 2], [1, 7], [9, 0], [0, 0]]
+    assert tables.step(tasks, 4, 2) == replace(before, uploads=before.uploads + 1)
+
+
+def test_a_list_that_takes_the_place_of_another_has_its_own_row() -> None:
+    """As the table of a lease does when a state is accepted."""
+    tables, pages = Tables(), [1, 2, 3]
+    for page_id in range(4, 40):
+        pages, old = [pages[0], page_id, pages[2]], pages
+        old.clear()
+        tables.step(tasks_of(pages), 1, 3)
+    assert len(tables.tables._pages) <= 16, "rows of emptied lists are used again"
 
 
 def test_the_number_of_kept_tables_is_bounded() -> None:

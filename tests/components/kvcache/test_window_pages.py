@@ -27,8 +27,11 @@ class WindowMachine(CacheMachine):
     time when each page was released last.
     """
 
+    windows = st.integers(1, 7)
+    holds_states = False
+
     def new_cache(self, num_pages: int, data: st.DataObject) -> KVCache:
-        self.window = data.draw(st.integers(1, 7))
+        self.window = data.draw(self.windows)
         self.chunk = data.draw(st.none() | st.integers(1, 6))
         self.num_window_pages = data.draw(st.integers(2, 12))
         self.kept: dict[Prefix, int] = {}
@@ -37,7 +40,9 @@ class WindowMachine(CacheMachine):
         self.window_memory: dict[int, list[Prefix | None]] = {}
         self.released: dict[int, int] = {}
         self.window_clock = 0
-        window = WindowOptions(tokens=self.window, num_pages=self.num_window_pages)
+        window = WindowOptions(
+            tokens=self.window, num_pages=self.num_window_pages, holds_states=self.holds_states
+        )
         return make_cache(self.name, num_pages, self.stride, window, self.mirror)
 
     def table(self, sequence: Sequence) -> list[int]:
@@ -193,6 +198,88 @@ class WindowMachine(CacheMachine):
                 assert content == sequence.prefix(seen + 1)
 
 
+class StateMachine(WindowMachine):
+    """The pages hold states: a proposed token has one outside of the table until it is accepted.
+
+    The state after a token is modelled as what the token's slot holds.
+    """
+
+    windows = st.just(2)
+    holds_states = True
+
+    def new_cache(self, num_pages: int, data: st.DataObject) -> KVCache:
+        self.proposed: dict[Sequence, list[int]] = {}
+        return super().new_cache(num_pages, data)
+
+    def held(self, sequence: Sequence) -> list[int]:
+        return super().held(sequence) + self.proposed.get(sequence, [])
+
+    @precondition(lambda self: self.running)
+    @rule(
+        data=st.data(),
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=6),
+        num_kept=st.integers(0, 3),
+        stops=st.booleans(),
+    )
+    def propose(self, data: st.DataObject, tokens: list[int], num_kept: int, stops: bool) -> None:
+        """Computes all tokens and some proposed ones, of which some are accepted; then perhaps finishes."""
+        sequence = self.some(data)
+        lease, length = sequence.lease, len(sequence.tokens)
+        if not length or not self.grow(sequence, length + len(tokens)):
+            return
+        room = min(len(tokens), lease.num_pages * self.stride - length)
+        available = self.num_free_windows() + len(self.unleased_windows())
+        count = max(0, min(room, available - num_kept))
+        if room < 1:
+            return
+        self.compute(sequence, length)
+        assert self.cache.reserve_proposed(lease, room, num_kept) == count
+        while self.num_free_windows() < count:
+            self.evict_one_window()
+        new = list(lease.proposed_page_ids)
+        assert len(new) == len(set(new)) == count
+        assert not {SCRATCH_PAGE, *self.leased_windows(), *self.kept.values()} & set(new)
+        self.proposed[sequence] = list(new)
+        self.cache.hold([lease, lease])
+        for page_id, token in list(zip(new, tokens, strict=False))[: data.draw(st.integers(0, count))]:
+            self.accept(sequence, page_id, token)
+        if stops:
+            self.cache.release(lease)
+            self.cache.let_go([lease])
+            assert len(lease.proposed_page_ids) == count, "an invocation in flight writes them"
+        self.cache.let_go([lease, lease][stops:])
+        dropped = self.proposed.pop(sequence)
+        self.release_windows(dropped)
+        assert not lease.proposed_page_ids
+        if stops:
+            self.stop(sequence)
+
+    def accept(self, sequence: Sequence, page_id: int, token: int) -> None:
+        index, slot = divmod(sequence.num_computed, self.stride)
+        sequence.tokens.append(token)
+        before, replaced = self.table(sequence), self.columns[sequence][index]
+        self.cache.accept(sequence.lease, sequence.num_computed, page_id)
+        assert not before, "a block table may still have the row of the list"
+        self.columns[sequence][index] = page_id
+        self.proposed[sequence].remove(page_id)
+        self.proposed[sequence].append(replaced)
+        assert self.table(sequence) == self.columns[sequence]
+        sequence.num_computed += 1
+        self.memory[sequence.lease.page_ids[index]][slot] = sequence.prefix(sequence.num_computed)
+        self.window_memory[page_id] = [None] * self.stride
+        self.window_memory[page_id][slot] = sequence.prefix(sequence.num_computed)
+        if slot == self.stride - 1:
+            self.publish(sequence, whole=False)
+
+
+class BaseStateMachine(StateMachine):
+    name = "none"
+
+
+class TrieStateMachine(StateMachine):
+    name = "trie"
+
+
 class BaseWindowMachine(WindowMachine):
     name = "none"
 
@@ -205,6 +292,10 @@ TestBaseWindows = BaseWindowMachine.TestCase
 TestBaseWindows.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestTrieWindows = TrieWindowMachine.TestCase
 TestTrieWindows.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestBaseStates = BaseStateMachine.TestCase
+TestBaseStates.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestTrieStates = TrieStateMachine.TestCase
+TestTrieStates.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 
 
 def trie(num_window_pages: int) -> KVCache:
@@ -258,3 +349,11 @@ def test_pages_that_a_suspect_lease_gives_up_are_suspect() -> None:
     cache.release(lease)
     assert cache.window_suspects == set(before[1:])
     assert cache.has_suspects
+
+
+def test_windows_of_keys_and_values_need_no_pages_for_proposed_tokens() -> None:
+    cache = trie(4)
+    lease = cache.acquire([])
+    assert cache.reserve(lease, 16)
+    assert cache.reserve_proposed(lease, 8, num_kept=3) == 8
+    assert not lease.proposed_page_ids

@@ -245,6 +245,13 @@ def test_pages_of_states_are_not_of_keys_and_values() -> None:
         *(decode(size, TensorType((size, None), I64), *slabs) for size in (2, 4)),
     ]
     check_program(Listed(*staged), config)
+    extend = dataclasses.replace(EXTEND, arguments=(*PACKED[:5], *PACKED[4:], *slabs))  # of an earlier build
+    check_program(Listed(*staged, extend), config)
+    with pytest.raises(ArtifactError, match=r"`extend` takes 9 arguments .*means 10"):
+        check_program(Listed(*staged, dataclasses.replace(extend, takes_followers=True)), config)
+    arguments = (*PACKED[:5], PACKED[4], PACKED[1], PACKED[5], *slabs)
+    extend = dataclasses.replace(extend, arguments=arguments, takes_followers=True)
+    check_program(Listed(*staged, extend), config)
     cache = dataclasses.replace(cache, pools={"whole": 3, "state": 1})
     with pytest.raises(ArtifactError, match=r"K and V of 10\.6667 tokens"):
         check_program(Listed(*staged), dataclasses.replace(config, paged_kv_cache=cache))

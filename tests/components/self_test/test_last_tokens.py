@@ -4,8 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.self_test.last_tokens import Table
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.self_test.last_tokens import Table, packed_arguments
 from shortfin_apps.llm.contract.abi import NOT_SEEN
+from tests.components.engine_fixture import call
 
 TOKENS = st.integers(0, 999)
 
@@ -34,3 +37,11 @@ def test_counts_are_of_the_tokens_that_rows_drew(drawn: list[int], data: st.Data
     assert table.counts_problem(after, np.array(drawn)) is None
     after[data.draw(st.integers(0, len(drawn))), data.draw(st.integers(0, 8))] += 1
     assert table.counts_problem(after, np.array(drawn)) is not None
+
+
+def test_the_first_tasks_followers_continue_it() -> None:
+    request = Request(call("a", [1]))
+    tasks = [LlmTaskInput(request, [at], at, at + 1, [1]) for at in range(3, 6)]
+    tasks.append(LlmTaskInput(request, [7, 8], 0, 2, [2]))
+    for num_followers, expected in ((0, [0] * 4), (2, [2, -1, -1, 0])):
+        assert packed_arguments(tasks, 8, num_followers)["followers"].tolist() == expected

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.program.entry import entries_of
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.runtime.device import Array
+from shortfin_apps.llm.components.self_test import entries
 from shortfin_apps.llm.components.self_test.computed import Computed
+from shortfin_apps.llm.components.self_test.last_tokens import packed_arguments
 from shortfin_apps.llm.components.self_test.self_test import Outcome
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.feed_forward import MoE
@@ -93,6 +98,21 @@ def test_a_right_model_passes_with_the_same_bits_of_every_entry(
     assert sorted(outcome.entries) == sorted(entry.name for entry in entries_of(options, draws_rows=True))
     assert again.failures(same_bits=True, known_bits=outcome.bits) == []
     assert again.bits == outcome.bits
+
+
+def test_a_row_that_does_not_continue_the_one_before_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An `extend` that takes each row's state from the pages, as if it took no followers."""
+
+    def without(tasks: Sequence[LlmTaskInput], length: int, num_followers: int) -> dict[str, Array]:
+        assert num_followers > 0
+        return packed_arguments(tasks, length)
+
+    monkeypatch.setattr(entries, "packed_arguments", without)
+    with opened(build_model(tmp_path, HYBRID)) as model:
+        failures = model.self_test.run().failures()
+    assert {failure.entry for failure in failures} == {"extend", "extend_t64"}
 
 
 @pytest.mark.slow

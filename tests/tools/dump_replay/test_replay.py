@@ -6,7 +6,9 @@ import random
 from collections.abc import Collection
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,7 +105,17 @@ def test_what_was_computed_before_the_ring_began_is_made_again(
 
 def is_subsequence(short: Executed, long: Executed) -> bool:
     rest = iter(long)
-    return all(each in rest for each in short)
+    return all(any(is_same(each, other) for other in rest) for each in short)
+
+
+def is_same(executed: tuple[str, dict[str, Any]], replayed: tuple[str, dict[str, Any]]) -> bool:
+    """Whether they differ in nothing but tokens that the replay does not know, and takes for 0."""
+    entry, arguments = executed
+    tokens = replayed[1].get("tokens", 0)
+    if tokens and np.shape(tokens) == np.shape(arguments.get("tokens", 0)):
+        known_tokens = np.where(np.equal(tokens, 0), 0, arguments["tokens"]).tolist()
+        arguments = {**arguments, "tokens": known_tokens}
+    return (entry, arguments) == replayed
 
 
 class Planted:

@@ -44,6 +44,7 @@ class Batch:
     seq_lens: Tensor  # [rows] i64
     slabs: Sequence[Slab]
     given_offsets: Tensor | None = None  # [rows] i64: `offsets`, if chunk is None
+    followers: Tensor | None = None  # [rows] i64 (abi.py); None if no row continues another
     offsets: Tensor = field(init=False)  # [rows] i64: index of each row's first token
     token_rows: Tensor = field(init=False)  # [tokens] i64
     positions: Tensor = field(init=False)  # [tokens] i64

@@ -19,6 +19,7 @@ from shortfin_apps.llm.contract.abi import (
     CALLER_OWNED,
     ONLY_DISPATCHES,
     RESIDENT_WORKGROUPS,
+    TAKES_FOLLOWERS,
     Entry,
     EntryFamily,
     Layout,
@@ -229,6 +230,7 @@ def _function(
         ONLY_DISPATCHES: "true",
         **({CALLER_OWNED: "true"} if owned else {}),
         **({} if resident_workgroups is None else {RESIDENT_WORKGROUPS: str(resident_workgroups)}),
+        **({TAKES_FOLLOWERS: "true"} if "followers" in types else {}),
     }
     reflection = ", ".join(f'{name} = "{value}"' for name, value in attributes.items())
     body_text = "\n".join(e.lines)
@@ -254,6 +256,8 @@ def _arguments(
     seq_lens = _import(e, "seq_lens", (rows,), "i64")
     imported = _slabs(e, rows, options, slabs)
     batch = _batch(e, entry, imported, starts, seq_lens, length=length, offsets=offsets)
+    if _takes_followers(entry, slabs):
+        batch.followers = _import(e, "followers", (rows,), "i64")
     if not is_packed:
         return {"tokens": e.reshape(tokens, (batch.tokens,))}, batch
     last_tokens = _import(e, "last_tokens", (_dim(e, "last_tokens", 0),), "i64")
@@ -395,7 +399,7 @@ def _with_transients(e: Emitter, t: Tensor, storage: str) -> Tensor:
 
 def _argument_types(entry: Entry, options: BuildOptions, slabs: Slabs) -> dict[str, str]:
     """Return the MLIR types of the arguments of a prefill, decode, extend or decode loop, in order."""
-    shapes = _shapes_of(entry, has_windows=len(slabs) > 1)
+    shapes = _shapes_of(entry, has_windows=len(slabs) > 1, takes_followers=_takes_followers(entry, slabs))
     caches = {
         name: tensor_type(("?", elements), options.cache_dtype)
         for name, (_, elements) in zip(CACHES, slabs.values(), strict=False)
@@ -403,8 +407,14 @@ def _argument_types(entry: Entry, options: BuildOptions, slabs: Slabs) -> dict[s
     return {**{name: tensor_type(shape, "i64") for name, shape in shapes.items()}, **caches}
 
 
-def _shapes_of(entry: Entry, *, has_windows: bool = False) -> dict[str, list[Dim]]:
-    shapes = entry.argument_shapes(has_windows=has_windows)
+def _takes_followers(entry: Entry, slabs: Slabs) -> bool:
+    return entry.layout() is Layout.PACKED and "state" in slabs
+
+
+def _shapes_of(
+    entry: Entry, *, has_windows: bool = False, takes_followers: bool = False
+) -> dict[str, list[Dim]]:
+    shapes = entry.argument_shapes(has_windows=has_windows, takes_followers=takes_followers)
     return {name: [dim or "?" for dim in shape] for name, shape in shapes.items()}
 
 

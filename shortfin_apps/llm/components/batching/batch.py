@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import EntryFamily
-
-
-class Paged(Protocol):
-    """A task or running request, with its block tables; the request's lease owns these lists."""
-
-    @property
-    def page_ids(self) -> Sequence[int]: ...
-
-    @property
-    def window_page_ids(self) -> Sequence[int] | None: ...
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that would triple the time to create one
@@ -31,7 +20,8 @@ class LlmTaskInput:
 
     A token that the device has yet to draw is represented by -1 minus the request's slot (abi.py).
     `completes`: the last row yields a token, because the task ends at the request's last or at a proposed
-    token. `num_ahead` counts the tokens, up to the end of this task, that are only proposed.
+    token. `num_ahead` counts the tokens, up to the end of this task, that are only proposed. `state_page_id`:
+    the page for the state after a proposed token, if the model keeps states (lease.py).
 
     `on_launch`, `skip_draw` and `on_commit` keep the request's counts of planned, computed and drawn tokens.
     """
@@ -44,6 +34,7 @@ class LlmTaskInput:
     window_page_ids: Sequence[int] | None = None
     completes: bool = True
     num_ahead: int = 0
+    state_page_id: int | None = None
 
     @classmethod
     def next_of(cls, request: Request, max_tokens: int, offset: int = 0) -> LlmTaskInput:
@@ -65,11 +56,14 @@ class LlmTaskInput:
         return LlmTaskInput(request, tokens, start, start + 1, self.page_ids, self.window_page_ids)
 
     @classmethod
-    def proposed(cls, last: LlmTaskInput, offset: int, token_id: int) -> LlmTaskInput:
+    def proposed(
+        cls, last: LlmTaskInput, offset: int, token_id: int, state_page_id: int | None = None
+    ) -> LlmTaskInput:
         """Create a task for a proposed token, `offset` positions after the token of the decode `last`."""
         start = last.start_position + offset
-        tables = last.page_ids, last.window_page_ids
-        return cls(last.request, (token_id,), start, start + 1, *tables, num_ahead=offset)
+        task = cls(last.request, (token_id,), start, start + 1, last.page_ids, last.window_page_ids)
+        task.num_ahead, task.state_page_id = offset, state_page_id
+        return task
 
     def on_launch(self, turn: int) -> None:
         """Count the task's tokens as planned; if it completes, the device draws the token after them.
@@ -127,7 +121,7 @@ class Batch:
     """The tasks of one invocation, and the family of the entry that runs them.
 
     Each request has one task, or one decode for each of several known tokens, and one more for each proposed
-    token. Tasks of proposed tokens come last, and tasks of one request are in order of position.
+    token (`has_proposals`). Tasks of one request follow each other, in order of position.
 
     `series` is the same object for a batch and the ones that `following` makes of it.
     """
@@ -135,6 +129,7 @@ class Batch:
     family: EntryFamily
     tasks: tuple[LlmTaskInput, ...]
     series: object = field(default_factory=object)
+    has_proposals: bool = False
 
     @property
     def is_decode(self) -> bool:
@@ -143,25 +138,24 @@ class Batch:
             len(task.token_ids) == 1 and task.completes and not task.num_ahead for task in self.tasks
         )
 
-    @property
-    def has_proposals(self) -> bool:
-        """Whether some tasks are proposed tokens, which come last."""
-        return self.tasks[-1].num_ahead > 0
-
     def following(self) -> Batch:
         """Create the batch of the tokens that the rows of this one, which must be decodes, will yield."""
         return Batch(self.family, tuple([task.following() for task in self.tasks]), self.series)
 
 
 def decode_tasks(requests: Sequence[Request], max_rows: int) -> list[LlmTaskInput]:
-    """Create the decodes of these requests: one token each, then further known tokens up to `max_rows` tasks.
+    """Create the decodes of these requests: one token each, and further known tokens up to `max_rows` tasks.
 
     Known tokens after the first are tasks of their own, because a decode's kernels compute one token per row.
     Only a packed `extend` takes several rows of one request; other callers must set `max_rows` to the number
     of requests.
     """
-    tasks = [LlmTaskInput.next_of(request, 1) for request in requests]
-    for request in [task.request for task in tasks if not task.completes]:
-        count = min(request.num_unplanned, max_rows - len(tasks) + 1)
-        tasks += [LlmTaskInput.next_of(request, 1, offset) for offset in range(1, count)]
+    tasks: list[LlmTaskInput] = []
+    more_rows = max(0, max_rows - len(requests))
+    for request in requests:
+        tasks.append(first := LlmTaskInput.next_of(request, 1))
+        if not first.completes:
+            count = min(request.num_unplanned - 1, more_rows)
+            more_rows -= count
+            tasks += [LlmTaskInput.next_of(request, 1, 1 + offset) for offset in range(count)]
     return tasks

@@ -57,6 +57,10 @@ class CompiledEntries(Protocol):
         """Whether that entry takes tasks of one token at any position, even several of one request."""
 
     @property
+    def takes_followers(self) -> bool:
+        """Whether it takes several of one request in layers with a state, too."""
+
+    @property
     def takes_any_chunk(self) -> bool:
         """Whether a prefill of any length runs without padding, for every number of rows."""
 
@@ -166,11 +170,8 @@ class BatchMode(ABC):
 
 
 def takes_several_decodes(config: ModelConfig, entries: CompiledEntries) -> bool:
-    """Return whether one batch can have several decodes of a request, at consecutive positions.
-
-    A layer with a state cannot: it computes all rows of a batch from the states before the batch.
-    """
-    return entries.has_packed_extend and "state" not in config.pools
+    """Return whether one batch can have several decodes of a request, at consecutive positions."""
+    return entries.has_packed_extend and ("state" not in config.pools or entries.takes_followers)
 
 
 def whole_pages(tokens: int, config: ModelConfig) -> int:

@@ -119,12 +119,14 @@ class Scheduler:
 
         Pages that other running requests may need for their next tokens are not taken.
         """
-        stride = self._cache.stride
+        assert request.lease is not None
+        stride, num_kept = self._cache.stride, 2 * len(self.running)
         num_tokens = len(request.token_ids) + count
         missing = -(-num_tokens // stride) - request.num_pages
-        if missing > 0 and self._cache.available().fewest >= 2 * len(self.running) + missing:
+        if missing > 0 and self._cache.available().fewest >= num_kept + missing:
             self._reserve(request, num_tokens)
-        return min(count, request.num_pages * stride - len(request.token_ids))
+        count = min(count, request.num_pages * stride - len(request.token_ids))
+        return self._cache.reserve_proposed(request.lease, count, num_kept)
 
     def may_admit(self) -> bool:
         """Return whether `plan` might start a request.

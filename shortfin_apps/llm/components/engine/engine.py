@@ -408,11 +408,11 @@ class Engine:
     def _advance(self, task: LlmTaskInput, step: InFlight) -> bool:
         """Mark the task's tokens as computed; return whether its row yields the request's next token."""
         request = task.request
-        self._counters.tasks += 1
-        if task.start_position <= request.first_decode:
-            self._counters.count_prompt(task)
+        self._counters.count_task(task)
         if request.computed is not None:
             request.computed.append(self._computed(task, step))
+        if task.state_page_id is not None and request.lease is not None:
+            self._cache.accept(request.lease, task.start_position, task.state_page_id)
         return task.on_commit()
 
     def _computed(self, task: LlmTaskInput, step: InFlight) -> ComputedTask:

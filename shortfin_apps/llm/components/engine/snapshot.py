@@ -148,7 +148,9 @@ def _window_page_ids(request: Request) -> Sequence[int]:
     """Return the window pages that the request holds, without pages that were given up."""
     lease = request.lease
     assert lease is not None, "a running request has pages"
-    return () if lease.window_page_ids is None else lease.window_page_ids[lease.num_given_up :]
+    if lease.window_page_ids is None:
+        return ()
+    return [*lease.window_page_ids[lease.num_given_up :], *lease.proposed_page_ids]
 
 
 def _request_snapshot(request: Request, now_s: float) -> RequestSnapshot:

@@ -5,6 +5,10 @@ position. Every layer of a packed `extend` stores the keys and values of all row
 row attends to the tokens proposed before its own. These rows are the rows that decodes would compute one
 after another, and the same kernels compute them, with the same bits.
 
+A layer with a state computes the rows of a request in order, each from the state after the row before it. The
+state after a proposed token goes to a page of that token (lease.py). The commit keeps the page of the last
+accepted row; the other pages are released.
+
     batch        request a: its last token at p,  proposed x at p + 1,  y at p + 2
     commit       the row at p yields x, as proposed, so the row at p + 1 is valid: it yields z, not y
                  the row at p + 2 is stale: it is dropped, and z will be computed into its cache slot
@@ -22,7 +26,7 @@ Proposals use the token budget that the batch leaves unused, and pages that no o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -104,8 +108,7 @@ class Speculation:
         if self._model is not None:
             least = self._least_chance(len(decodes), num_rows, len(without))
             self._open += self._proposed_by(self._model, without, least, left)
-        added = [task for proposal in self._open for task in proposal.tasks]
-        return Batch(EntryFamily.EXTEND, (*batch.tasks, *added)) if added else batch
+        return _with_proposals(batch, {each.request: each.tasks for each in self._open})
 
     def would_propose(self, requests: Sequence[Request]) -> bool:
         """Return whether decodes of these requests may get proposals."""
@@ -187,14 +190,31 @@ class Speculation:
         request = last.request
         if token_ids:
             del token_ids[self._scheduler.reserve_proposed(request, len(token_ids)) :]
-        tasks = [LlmTaskInput.proposed(last, offset, each) for offset, each in enumerate(token_ids, 1)]
-        return _Proposal(request, observe, tasks) if tasks else None
+        if not token_ids:
+            return None
+        assert request.lease is not None
+        pages: Sequence[int | None] = request.lease.proposed_page_ids or [None] * len(token_ids)
+        tasks = [
+            LlmTaskInput.proposed(last, offset, token_id, page_id)
+            for offset, (token_id, page_id) in enumerate(zip(token_ids, pages, strict=True), 1)
+        ]
+        return _Proposal(request, observe, tasks)
 
     def _forget_others(self) -> None:
         """Drop the lookups of requests that do not run."""
         running = self._scheduler.running
         if len(self._lookups) > len(running):
             self._lookups = {each: self._lookups[each] for each in running if each in self._lookups}
+
+
+def _with_proposals(batch: Batch, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> Batch:
+    """Return an `extend` batch with proposed tokens after their decodes; `batch` itself if there are none."""
+    if not proposed:
+        return batch
+    tasks: list[LlmTaskInput] = []
+    for task in batch.tasks:
+        tasks += [task, *(proposed.get(task.request, ()) if task.completes else ())]
+    return Batch(EntryFamily.EXTEND, tuple(tasks), has_proposals=True)
 
 
 def _most(request: Request) -> int:

@@ -28,8 +28,11 @@ class EngineCounters:
     self_test_failures: int = 0
     failed_self_test: str | None = None  # the failure of the last self-test, if it failed
 
-    def count_prompt(self, task: LlmTaskInput) -> None:
-        """Count the tokens of a computed task, if the request has no output yet."""
+    def count_task(self, task: LlmTaskInput) -> None:
+        """Count a computed task, and its tokens if the request has no output yet."""
+        self.tasks += 1
+        if task.start_position > task.request.first_decode:
+            return
         if len(task.request.token_ids) == len(task.request.call.prompt_token_ids):
             self.prompt_tokens += len(task.token_ids)
             self.cached_tokens += task.request.num_cached if task.completes else 0

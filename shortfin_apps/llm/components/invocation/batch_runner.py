@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput, Paged
+from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables
-from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape
+from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape, all_return_logits
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts, counts_of
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
 from shortfin_apps.llm.components.invocation.loop_state import Call, Fields, LoopState
-from shortfin_apps.llm.components.invocation.padded_tasks import padded_arrays
+from shortfin_apps.llm.components.invocation.padded_tasks import padded_arrays, state_pages
 from shortfin_apps.llm.components.invocation.row_draws import DrawArguments, LastUpload, padded_logprobs
 from shortfin_apps.llm.components.invocation.slot_tables import SLOT_TABLES, SlotTables
 from shortfin_apps.llm.components.kvcache.cache import KVCache
@@ -74,10 +74,13 @@ class BatchRunner:
         has_position = config.has_prefill_position
         self._has_window_table = config.has_window_table
         self.buckets = Buckets(program.entries, config.stride, has_prefill_position=has_position)
-        self.returns_logits = _returns_logits(program, config)
+        self.returns_logits = all_return_logits(program.entries, config.top_k)
         self._argument_names = {
             layout: argument_names(
-                layout, has_prefill_position=has_position, has_windows=config.has_window_table
+                layout,
+                has_prefill_position=has_position,
+                has_windows=config.has_window_table,
+                takes_followers=self.buckets.takes_followers,
             )
             for layout in Layout
         }
@@ -242,7 +245,7 @@ class BatchRunner:
     def invoke(
         self,
         shape: Shape,
-        tasks: Sequence[Paged],
+        tasks: Sequence[LlmTaskInput],
         arrays: Mapping[str, Array],
         left: Mapping[str, DeviceBuffer] | None = None,
     ) -> dict[str, Array]:
@@ -358,18 +361,19 @@ class BatchRunner:
         self._count(shape, [])
         return pending
 
-    def _tables(self, tasks: Sequence[Paged], shape: Shape) -> dict[str, DeviceBuffer]:
+    def _tables(self, tasks: Sequence[LlmTaskInput], shape: Shape) -> dict[str, DeviceBuffer]:
         """Return the tasks' block tables on the device, by argument name."""
         size = shape.rows, shape.blocks
         page_lists = [task.page_ids for task in tasks]
         if not self._has_window_table and self._slabs[0].pool == "whole":
             return {"seq_block_ids": self._block_tables.on_device(page_lists, *size)}
         window_lists = [task.window_page_ids or () for task in tasks]
+        replaced = state_pages(tasks, self.stride)
         if not self._has_window_table:
-            return {"seq_block_ids": self._block_tables.on_device(window_lists, *size)}
+            return {"seq_block_ids": self._block_tables.on_device(window_lists, *size, replaced)}
         return {
             "seq_block_ids": self._block_tables.on_device(page_lists, *size),
-            "window_block_ids": self._window_tables.on_device(window_lists, *size),
+            "window_block_ids": self._window_tables.on_device(window_lists, *size, replaced),
         }
 
     def _count(self, shape: Shape, lengths: Sequence[int]) -> None:
@@ -485,15 +489,3 @@ class BatchRunner:
         entry = Entry.parse(shape.entry)
         assert entry is not None, "buckets have entries only"
         return entry.named_results(results, self._top_k)
-
-
-def _returns_logits(program: Program, config: ModelConfig) -> bool:
-    """Return whether every entry returns logits; with top-k, entries must declare them in their results."""
-    if config.top_k is None:
-        return True
-    parsed = ((Entry.parse(name), signature) for name, signature in program.entries.items())
-    return all(
-        "logits" in entry.named_results(signature.results or (), config.top_k)
-        for entry, signature in parsed
-        if entry is not None and entry.takes_slabs
-    )

@@ -8,7 +8,7 @@ therefore stays valid while the list has the same identity and length. Updates a
     joined   a row is filled for a list that has none
     grew     a list's new pages are appended to its row
 
-The tables of the last batches stay on the device.
+The tables of the last batches stay on the device, except those with other pages than the lists'.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ PageList = Sequence[int]  # the lease's own list
 MAX_TABLES = 8
 _FEWEST_ROWS, _FEWEST_PAGES = 16, 16  # of the kept rows; doubled as needed
 _NO_PAGES = 0  # the row of all empty lists
+Replaced = Sequence[tuple[int, int, int]]  # row, column and page ID of entries that are not in the page lists
 _Key = tuple[tuple[int, ...], tuple[int, ...], int, int]  # `id` and length of each page list, rows, blocks
 
 
@@ -48,12 +49,20 @@ class BlockTables:
     def counts(self) -> TableCounts:
         return TableCounts(rows_joined=self._rows_joined, rows_grew=self._rows_grew, uploads=self._uploads)
 
-    def on_device(self, page_lists: Sequence[PageList], rows: int, blocks: int) -> DeviceBuffer:
+    def on_device(
+        self, page_lists: Sequence[PageList], rows: int, blocks: int, replaced: Replaced = ()
+    ) -> DeviceBuffer:
         """Return a batch's table on the device, padded or truncated to `[rows, blocks]`.
 
         `page_lists` has the page list of each task.
         """
         key = tuple(map(id, page_lists)), tuple(map(len, page_lists)), rows, blocks
+        if replaced:
+            array = self._gathered(self._rows_of(page_lists, *key[:2]), rows, blocks)
+            for row, column, page_id in replaced:
+                array[row, column] = page_id
+            self._uploads += 1
+            return self._upload(array)
         kept = self._on_device.pop(key, None)
         if kept is None:
             table = self._upload(self._gathered(self._rows_of(page_lists, *key[:2]), rows, blocks))

@@ -52,6 +52,7 @@ class Buckets:
         self._of_rows: dict[Layout, dict[int, str]] = {layout: {} for layout in ROW_LAYOUTS}
         self._dynamic_extend: str | None = None
         self._extend_layout = Layout.PACKED
+        self.takes_followers = False  # whether `extend` entries take `followers`, for layers with a state
         for name, signature in entries.items():
             if entry := Entry.parse(name):
                 self._add(entry, signature)
@@ -209,6 +210,7 @@ class Buckets:
             case _:
                 self._dynamic_extend = entry.name
                 self._extend_layout = entry.layout(signature.tokens_rank)
+                self.takes_followers = signature.takes_followers
 
     def _packed(self, rows: int, tokens: int, blocks: int) -> Shape:
         """Return the nearest packed `extend` with at least as many rows and tokens."""
@@ -268,3 +270,15 @@ def _declared_rows(signature: EntrySignature) -> int | None:
 def widest(tasks: Sequence[LlmTaskInput]) -> int:
     """Return the number of blocks that the block table of these tasks needs."""
     return max(MIN_BLOCKS, *[len(task.page_ids) for task in tasks])
+
+
+def all_return_logits(entries: Mapping[str, EntrySignature], top_k: int | None) -> bool:
+    """Return whether every entry returns logits; with top-k, entries must declare them in their results."""
+    if top_k is None:
+        return True
+    parsed = ((Entry.parse(name), signature) for name, signature in entries.items())
+    return all(
+        "logits" in entry.named_results(signature.results or (), top_k)
+        for entry, signature in parsed
+        if entry is not None and entry.takes_slabs
+    )

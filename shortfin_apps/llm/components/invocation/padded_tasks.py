@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ def padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Arra
     }
     if shape.layout is Layout.PACKED:
         arrays["tokens"], arrays["offsets"] = _packed_tokens(shape, tasks)
+        arrays["followers"] = _followers(shape, tasks)
     else:
         arrays["tokens"] = _padded_tokens(shape, tasks)
     return arrays
@@ -47,3 +48,24 @@ def _packed_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> tuple[Array, 
     offsets[1 : len(tasks)] = ends[:-1]
     tokens[: ends[-1] if ends else 0] = list(chain.from_iterable(task.token_ids for task in tasks))
     return tokens, offsets
+
+
+def _followers(shape: Shape, tasks: Sequence[LlmTaskInput]) -> Array:
+    """Return the argument `followers[R]`: tasks of one request follow each other."""
+    followers, first = np.zeros(shape.rows, np.int64), 0
+    for row, (before, task) in enumerate(pairwise(tasks), 1):
+        if task.request is before.request:
+            followers[row] = -1
+            followers[first] += 1
+        else:
+            first = row
+    return followers
+
+
+def state_pages(tasks: Sequence[LlmTaskInput], stride: int) -> list[tuple[int, int, int]]:
+    """Return row, column and page ID of each proposed token's state in the block table of states."""
+    return [
+        (row, task.start_position // stride, task.state_page_id)
+        for row, task in enumerate(tasks)
+        if task.state_page_id is not None
+    ]

@@ -63,7 +63,10 @@ def make_page_cache(
     """Create the KV cache that leases a runner's pages; `listener` is notified of published pages."""
     window = None
     if config.window_tokens is not None:
-        window = WindowOptions(tokens=config.window_tokens, num_pages=num_window_pages)
+        holds_states = "state" in config.pools
+        window = WindowOptions(
+            tokens=config.window_tokens, num_pages=num_window_pages, holds_states=holds_states
+        )
         num_pages = named_page_count(config, num_pages)
     if config.has_window_table:
         logger.info(

@@ -79,6 +79,22 @@ class KVCache:
             lease.window_page_ids += self._windows.allocate(missing_windows)
         return True
 
+    def reserve_proposed(self, lease: Lease, count: int, num_kept: int) -> int:
+        """Reserve `proposed_page_ids` for `count` proposed tokens, if states need them.
+
+        At least `num_kept` pages stay available. Returns the number of tokens that may be proposed.
+        """
+        if self._windows is None or not self._windows.hold_states:
+            return count
+        count = max(0, min(count, self._windows.num_available - num_kept))
+        self._windows.reserve_proposed(lease, count)
+        return count
+
+    def accept(self, lease: Lease, position: int, page_id: int) -> None:
+        """Make `page_id`, with the state after the accepted token at `position`, its block's page."""
+        assert self._windows is not None, "only states have pages of proposed tokens"
+        self._windows.accept(lease, position // self.stride, page_id)
+
     def publish(self, lease: Lease, token_ids: Sequence[int], num_computed: int | None = None) -> None:
         """Offer the lease's full pages for sharing, then give up window pages as `give_up` does.
 
@@ -107,9 +123,11 @@ class KVCache:
             lease.num_in_flight += 1
 
     def let_go(self, leases: Sequence[Lease]) -> None:
-        """Undo one `hold`; the last one completes a release."""
+        """Undo one `hold`; the last one releases pages of proposed tokens, and completes a release."""
         for lease in leases:
             lease.num_in_flight -= 1
+            if lease.proposed_page_ids and not lease.num_in_flight:
+                self._release_proposed(lease)
             if lease.has_ended:
                 self.release(lease)
 
@@ -131,6 +149,11 @@ class KVCache:
             self.window_suspects.update(freed if lease.is_suspect else ())
         lease.page_ids.clear()
         lease.num_shared_pages = 0
+
+    def _release_proposed(self, lease: Lease) -> None:
+        assert self._windows is not None
+        freed = self._windows.release_proposed(lease)
+        self.window_suspects.update(freed if lease.is_suspect else ())
 
     def usage(self) -> CacheUsage:
         total, free, cached = self._pool.total, self._pool.num_free, self._num_evictable()

@@ -12,6 +12,11 @@ shortly before their tokens are computed, and given up as soon as no later token
 
     window_page_ids:  | given up: IDs are meaningless  | held: shared or private |
                       0 ................... num_given_up ....... len(window_page_ids)
+
+If window pages hold recurrent states, a page has the state after the last computed token of its block. If a
+proposed token is rejected, the state before it is needed again. The state after a proposed token is therefore
+written to a page outside of the table. That page replaces the page of the token's block once the token is
+accepted (`KVCache.accept`). The others are released after the invocation.
 """
 
 from __future__ import annotations
@@ -49,10 +54,14 @@ class AvailablePages(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowOptions:
-    """Options of sliding-window layers; `tokens` is the window size, including the attending token."""
+    """Options of sliding-window layers; `tokens` is the window size, including the attending token.
+
+    `holds_states`: a page holds the state after its last token, instead of its tokens' keys and values.
+    """
 
     tokens: int
     num_pages: int  # including the scratch page
+    holds_states: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -61,12 +70,14 @@ class Lease:
 
     `page_ids` stays the same list object for the lease's lifetime: pages are only appended until `release`
     empties the list. Block tables built from the list can therefore be reused. The same holds for
-    `window_page_ids`, which is None for a model without windows.
+    `window_page_ids`, which is None for a model without windows, but for states of proposed tokens: `accept`
+    replaces the list and empties the old one.
     """
 
     page_ids: list[int] = field(default_factory=list)
     window_page_ids: list[int] | None = None
     num_given_up: int = 0  # leading `window_page_ids` that are no longer held
+    proposed_page_ids: list[int] = field(default_factory=list)  # window pages of proposed tokens' states
     num_cached_tokens: int = 0  # tokens with K/V found in shared pages at `acquire`
     num_shared_pages: int = 0  # leading pages that are published; never written again
     is_suspect: bool = False  # its pages may hold NaN or infinity

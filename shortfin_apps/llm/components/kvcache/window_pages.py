@@ -4,6 +4,8 @@ A lease gives up (releases) a window page as soon as no later token attends to i
 window page, so that a new lease that continues the node's prefix can reuse the page. If no lease holds a kept
 page, the page can be evicted while the node stays in the trie. A prefix matches only up to a node after which
 tokens attend to no missing window page.
+
+Pages of recurrent states are window pages too. A lease also holds one for each proposed token (lease.py).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class WindowPages:
             raise ValueError(f"A window of {options.tokens} tokens sees nothing; use one of 1 or more.")
         self._pool = PagePool(options.num_pages)
         self._tokens = options.tokens
+        self.hold_states = options.holds_states
         self._stride = stride
         self._nodes: dict[int, CachedNode] = {}  # by window page ID; a node holds one reference to its page
         self._unleased: OrderedDict[int, None] = OrderedDict()  # kept pages without a lease, oldest first
@@ -107,6 +110,26 @@ class WindowPages:
             self._unleased.pop(page_id, None)
             self._pool.release(page_id)
 
+    def reserve_proposed(self, lease: Lease, count: int) -> None:
+        """Add pages for the states after `count` proposed tokens; so many must be available."""
+        lease.proposed_page_ids += self.allocate(count)
+
+    def accept(self, lease: Lease, index: int, page_id: int) -> None:
+        """Exchange the lease's page at `index` for `page_id`, a page of a proposed token."""
+        table = lease.window_page_ids
+        assert table is not None
+        lease.proposed_page_ids.remove(page_id)
+        lease.proposed_page_ids.append(table[index])
+        lease.window_page_ids = [*table[:index], page_id, *table[index + 1 :]]
+        table.clear()  # rows of block tables made from it can be used for others
+
+    def release_proposed(self, lease: Lease) -> list[int]:
+        """Release the pages of proposed tokens, and return their IDs; no other lease holds them."""
+        page_ids, lease.proposed_page_ids = lease.proposed_page_ids, []
+        for page_id in page_ids:
+            self._pool.release(page_id)
+        return page_ids
+
     def give_up(self, lease: Lease, num_computed: int) -> list[int]:
         """Release the lease's pages that no token from position `num_computed` on attends to.
 
@@ -118,7 +141,7 @@ class WindowPages:
     def give_up_all(self, lease: Lease) -> list[int]:
         """Release all pages of the lease and empty its table. Returns the IDs of pages that are now free."""
         assert lease.window_page_ids is not None
-        freed = self._release(lease, len(lease.window_page_ids))
+        freed = self._release(lease, len(lease.window_page_ids)) + self.release_proposed(lease)
         lease.window_page_ids.clear()
         lease.num_given_up = 0
         return freed
@@ -150,4 +173,4 @@ class WindowPages:
 
 def _held(lease: Lease) -> list[int]:
     assert lease.window_page_ids is not None
-    return lease.window_page_ids[lease.num_given_up :]
+    return [*lease.window_page_ids[lease.num_given_up :], *lease.proposed_page_ids]

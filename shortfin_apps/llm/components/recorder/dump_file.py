@@ -186,6 +186,8 @@ def _check_pages(path: Path, header: Header, recording: Recording) -> None:
         if isinstance(record, Clear):
             _check_ids(path, record.page_ids, header.num_pages)
             _check_ids(path, record.window_page_ids, header.num_window_pages)
+        if isinstance(record, Run):
+            _check_ids(path, [task.state_page or 0 for task in record.tasks], header.num_window_pages or 1)
         for each in () if isinstance(record, Turn) else record.pages:
             _check_ids(path, each.page_ids, header.num_window_pages if each.is_window else header.num_pages)
 

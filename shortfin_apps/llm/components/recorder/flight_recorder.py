@@ -91,6 +91,7 @@ class _Seen:
         "token_ids",
         "window_base",
         "window_page_ids",
+        "window_table",
     )
 
     def __init__(self, number: int, request: Request) -> None:
@@ -104,6 +105,7 @@ class _Seen:
         self.page_ids: Sequence[int] | None = None  # the lease's own list
         self.window_page_ids: Sequence[int] | None = None
         self.num_pages = self.num_window_pages = 0
+        self.window_table: list[int] = []  # a copy, as accepted states replace pages in the middle
         self.base: list[int] = []
         self.window_base: list[int] = []
         tokens = self.num_prompt_tokens + request.call.params.max_tokens
@@ -325,22 +327,26 @@ class FlightRecorder:
         seen.last = number
         if seen.is_behind(task.page_ids):
             self._note(seen, task.page_ids, task.window_page_ids, pages)
-        return Task(seen.number, task.start_position, task.token_ids)
+        return Task(seen.number, task.start_position, task.token_ids, task.state_page_id)
 
     def _note(
         self, seen: _Seen, page_ids: Sequence[int], window_page_ids: Sequence[int] | None, pages: list[Pages]
     ) -> None:
         """Append the changes of a request's block tables since its last record to `pages`."""
-        if page_ids is not seen.page_ids or len(page_ids) != seen.num_pages:
-            offset = seen.num_pages if page_ids is seen.page_ids else 0
+        is_new = page_ids is not seen.page_ids
+        if is_new or len(page_ids) != seen.num_pages:
+            offset = 0 if is_new else seen.num_pages
             pages.append(Pages(seen.number, False, offset, tuple(page_ids[offset:])))
             seen.page_ids, seen.num_pages = page_ids, len(page_ids)
         if window_page_ids is None:
             return
         if window_page_ids is not seen.window_page_ids or len(window_page_ids) != seen.num_window_pages:
-            offset = seen.num_window_pages if window_page_ids is seen.window_page_ids else 0
+            offset = seen.num_window_pages
+            if window_page_ids is not seen.window_page_ids:
+                offset = 0 if is_new else _num_common(window_page_ids, seen.window_table)
             pages.append(Pages(seen.number, True, offset, tuple(window_page_ids[offset:])))
             seen.window_page_ids, seen.num_window_pages = window_page_ids, len(window_page_ids)
+            seen.window_table[offset:] = window_page_ids[offset:]
 
     def _append(self, record: Recorded, pages: Sequence[Pages]) -> None:
         if pages and isinstance(record, Invocation):
@@ -390,6 +396,12 @@ class FlightRecorder:
         for seen in [s for s in self._seen.values() if s.last < first and s.number not in in_loop]:
             del self._seen[id(seen.token_ids)], self._by_number[seen.number]
             self.num_bytes -= seen.size
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the length of the longest common prefix."""
+    pairs = zip(one, other, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _held(arguments: Mapping[str, npt.NDArray[Any]]) -> dict[str, Array]:

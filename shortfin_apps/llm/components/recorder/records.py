@@ -57,11 +57,13 @@ class Task(msgspec.Struct, array_like=True, gc=False):
     """The part of a request that one invocation computes: tokens from position `start` on.
 
     A single negative token was still to be drawn by the device when the invocation was queued (abi.py).
+    `state_page`: the page for the state after a proposed token, in place of the one in the block table.
     """
 
     request: Count
     start: Count
     token_ids: Sequence[TokenId]
+    state_page: Count | None = None
 
 
 class Pages(msgspec.Struct, array_like=True, gc=False):

@@ -75,6 +75,7 @@ def _expected_arguments(
         signature.tokens_rank,
         has_prefill_position=config.has_prefill_position,
         has_windows=config.has_window_table,
+        takes_followers=signature.takes_followers,
     )
     expected = {
         name: TensorType(shape, MLIR_DTYPES[ARGUMENT_TYPES.get(name, "i64")])

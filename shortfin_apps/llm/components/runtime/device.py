@@ -53,6 +53,7 @@ class EntrySignature:
     operation fills them or copies into them. `workspace_bytes`: if not None, callers must pass result buffers
     and a workspace of this size after the arguments, and the entry returns nothing. `resident_workgroups`: if
     not None, the layers are one launch of as many workgroups, which must all run at the same time.
+    `takes_followers`: an `extend` that computes several rows of one request in layers with a state, too.
     """
 
     name: str
@@ -61,6 +62,7 @@ class EntrySignature:
     only_dispatches: bool = False
     workspace_bytes: int | None = None
     resident_workgroups: int | None = None
+    takes_followers: bool = False
 
     @property
     def is_one_launch(self) -> bool:

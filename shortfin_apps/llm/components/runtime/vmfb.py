@@ -25,6 +25,7 @@ from shortfin_apps.llm.contract.abi import (
     CALLER_OWNED,
     ONLY_DISPATCHES,
     RESIDENT_WORKGROUPS,
+    TAKES_FOLLOWERS,
     WORKSPACE_BYTES,
     WORKSPACE_QUERY_SUFFIX,
 )
@@ -167,5 +168,6 @@ def _export(module: Any, function: str) -> Export:
         only_dispatches,
         workspace_bytes,
         resident_workgroups=None if resident is None else int(resident),
+        takes_followers=reflection.get(TAKES_FOLLOWERS) == "true",
     )
     return Export(function, is_async, signature)

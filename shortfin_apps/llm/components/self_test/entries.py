@@ -146,13 +146,22 @@ class EntryRuns:
                 yield self._run(wide, EntryFamily.DECODE, tasks)
 
     def _extend(self, shape: Shape) -> Generator[list[Computed]]:
-        """Run decodes and whole prompts in one invocation, as many as the entry takes."""
+        """Run decodes and whole prompts in one invocation, as many as the entry takes.
+
+        If the entry takes followers, the first decode has one.
+        """
         entry = Entry.parse(shape.entry)
         length = None if entry is None else entry.length
         prompt_length = self._layout.length
         most_rows = self._runner.buckets.most_rows(shape.entry) or _DYNAMIC_ROWS
         num_decodes = max(1, min(most_rows - 1, _PACKED_DECODES, length or most_rows))
         decodes = self._pages.decoding(num_decodes, self._layout.bases)
+        tasks = [row.decode for row in decodes]
+        followers = self._followers_of(decodes[:1], min(most_rows, length or most_rows) - len(decodes))
+        if followers:
+            tasks[1:1] = followers
+            # Without sums, because the followers write to the same page.
+            decodes[:1] = [replace(decodes[0], summed=None)] * (1 + len(followers))
         room = most_rows - len(decodes)
         if length is not None:
             room = min(room, (length - len(decodes)) // prompt_length)
@@ -160,12 +169,24 @@ class EntryRuns:
         self.rows = [*decodes, *prefills]
         if not self.rows:
             return
-        tasks = [row.decode for row in decodes]
         tasks += [row.task(0, prompt_length) for row in prefills]
         total = sum(len(task.token_ids) for task in tasks)
         packed = Shape(shape.entry, shape.layout, len(tasks), length or total, widest(tasks))
-        found = self._runner.invoke(packed, tasks, packed_arguments(tasks, packed.tokens))
+        arrays = packed_arguments(tasks, packed.tokens, len(followers))
+        found = self._runner.invoke(packed, tasks, arrays)
         yield self._of_rows(shape.entry, tasks, found)
+
+    def _followers_of(self, decodes: Sequence[Row], room: int) -> list[LlmTaskInput]:
+        """Return the tasks of the tokens after those of the first decode; none if the program takes none."""
+        if not (decodes and self._runner.buckets.takes_followers):
+            return []
+        followers, [first] = [], decodes
+        pages = self._pages.decoding(min(DECODE_STEPS - 1, max(0, room)), (0,))  # of their states
+        for step, row in enumerate(pages, 1):
+            followers.append(task := first.task(first.start + step, first.start + step + 1))
+            assert row.lease.window_page_ids is not None, "the model has states"
+            task.state_page_id = row.lease.window_page_ids[0]
+        return followers
 
     def _loop(self, shape: Shape) -> Generator[list[Computed]]:
         self.rows = self._pages.decoding(shape.rows, self._layout.bases)

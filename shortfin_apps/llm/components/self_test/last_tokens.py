@@ -63,18 +63,24 @@ class Table:
         return "it counts other tokens than it returns, or changes the counts of other requests"
 
 
-def packed_arguments(tasks: Sequence[LlmTaskInput], length: int) -> dict[str, Array]:
-    """Return the arguments of a packed `extend` of `length` tokens; each last token is in the table."""
+def packed_arguments(tasks: Sequence[LlmTaskInput], length: int, num_followers: int = 0) -> dict[str, Array]:
+    """Return the arguments of a packed `extend` of `length` tokens; each last token is in the table.
+
+    `num_followers` tasks after the first one continue its sequence.
+    """
     table = Table([task.token_ids[-1] for task in tasks])
     ends = np.cumsum([len(task.token_ids) for task in tasks])
     tokens = np.zeros(length, np.int64)
     tokens[: ends[-1]] = np.concatenate([task.token_ids for task in tasks])
     tokens[ends - 1] = -1 - table.slots
+    followers = np.zeros(len(tasks), np.int64)
+    followers[:1], followers[1 : 1 + num_followers] = num_followers, -1
     return {
         "tokens": tokens,
         "offsets": np.concatenate([[0], ends[:-1]]),
         "start_positions": np.array([task.start_position for task in tasks]),
         "seq_lens": np.array([task.seq_len for task in tasks]),
+        "followers": followers,
         "last_tokens": table.array,
     }
 

@@ -349,7 +349,8 @@ class Replay:
         request = self._requests[task.request]
         end = task.start + len(task.token_ids)
         tables = request.page_ids, request.window_page_ids
-        return LlmTaskInput(request, list(task.token_ids), task.start, end, *tables)
+        token_ids = list(task.token_ids)
+        return LlmTaskInput(request, token_ids, task.start, end, *tables, state_page_id=task.state_page)
 
     def _fill_pages(self, task: Task) -> None:
         """Recompute the pages that the task reads and that were written before the first record.
@@ -411,6 +412,9 @@ class Replay:
             is_known = number not in self._inexact
             self._pages.wrote(request.page_ids, tokens[number], task.start, is_known=is_known)
             if (windows := request.window_page_ids) is not None:
+                if task.state_page is not None:
+                    block = task.start // self._config.stride
+                    windows = [*windows[:block], task.state_page, *windows[block + 1 :]]
                 self._window_pages.wrote(windows, tokens[number], task.start, is_known=is_known)
 
 

@@ -246,6 +246,8 @@ class ReplayedRequests:
             table = request.lease.window_page_ids if each.is_window else request.lease.page_ids
             if table is None or each.offset > len(table):
                 raise DumpError(f"request {each.request} has a block table with a gap")
+            if each.is_window and each.offset < len(table):  # a replaced table is another list (lease.py)
+                table = request.lease.window_page_ids = list(table)
             table[each.offset :] = each.page_ids
 
     def tokens(self, number: int, end: int) -> list[int]:

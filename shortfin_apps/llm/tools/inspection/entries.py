@@ -97,8 +97,12 @@ def _arguments(signature: EntrySignature, entry: Entry | None, config: ModelConf
     names: tuple[str, ...] = ()
     if entry is not None:
         layout = entry.layout(signature.tokens_rank)
-        position, windows = config.has_prefill_position, config.has_window_table
-        names = argument_names(layout, has_prefill_position=position, has_windows=windows)
+        names = argument_names(
+            layout,
+            has_prefill_position=config.has_prefill_position,
+            has_windows=config.has_window_table,
+            takes_followers=signature.takes_followers,
+        )
         if entry.takes_slabs:
             has_one = len(config.slabs) == 1
             names += ("cache",) if has_one else tuple(f"cache_{s.pool}_{s.stage}" for s in config.slabs)

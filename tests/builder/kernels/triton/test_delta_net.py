@@ -69,6 +69,7 @@ def body_of(
         slabs=[slab],
     )
     batch.offsets = tensors["offsets"]
+    batch.followers = tensors.get("followers")
     kernels = TritonDeltaNet(replace(context, weights=GivenWeights(given)))
     return [kernels.delta_rule(e, OPERATION, tensors["mixed"], tensors["rates"], batch), batch.cache]
 
@@ -127,3 +128,55 @@ def test_rows_are_computed_token_by_token(chip: str, launch: Launch, name: str) 
         begin += length
     np.testing.assert_array_equal(out[begin:], 0)
     assert np.isnan(cache[0]).all()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_followers_go_on_from_the_row_before_and_leave_a_state_each(
+    chip: str, launch: Launch, name: str
+) -> None:
+    """A row of six tokens; then a token of it with two followers, after a row of another sequence."""
+    net, (length, other) = NETS[name], LENGTHS
+    given = random_arguments(net, length + other + 3)
+    options = BuildOptions(device=f"hip:{chip}", weights="f32", kv="f32", block_seq_stride=STRIDE)
+    context = context_of(with_blocks(HYBRID, {0: net, 2: net}), chip, options)
+    inputs: Inputs = {**inputs_of(net), "followers": ("i64", ("rows",))}
+    packed = launch(inputs, partial(body_of, context, None), context)
+    weights = {each: given[each] for each in ("conv", "steps", "norm")}
+    cache = np.full((8, 2 * net.state_elements), np.nan)
+    own = [*range(length), *range(length + other, length + other + 3)]
+    expected = reference(net, given, own)
+
+    def run(tokens: list[int], cache: Array, **of_rows: list[int] | list[list[int]]) -> tuple[Array, Array]:
+        arrays = {each: np.array(values) for each, values in of_rows.items()}
+        of_tokens = {each: given[each][tokens] for each in ("mixed", "rates")}
+        out, written = packed(**weights, **of_tokens, **arrays, cache=cache)
+        return out, written
+
+    _, cache = run(
+        own[:length], cache, offsets=[0], starts=[0], seq_lens=[length], followers=[0], blocks=[[3, 1]]
+    )
+    out, cache = run(
+        [length, *own[length:]],
+        cache,
+        offsets=[0, 1, 2, 3],
+        starts=[0, length, length + 1, length + 2],
+        seq_lens=[1, length + 1, length + 2, length + 3],
+        followers=[0, 2, -1, -1],
+        blocks=[[2, 0, 0], [7, 1, 0], [7, 4, 0], [7, 0, 5]],
+    )
+    np.testing.assert_allclose(out[0], reference(net, given, [length])[0], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(out[1:], expected[length:], rtol=1e-3, atol=1e-4)
+    half = slice(net.state_elements, None)  # of the second of the two layers
+    is_written = [bool(np.isfinite(page[half]).all()) for page in cache]
+    assert is_written == [False, True, True, True, True, True, False, False]
+    for followed, page, count in ((1, 1, 1), (2, 4, 2)):  # any of the states can be gone on from
+        again, _ = run(
+            own[length + count :][:1],
+            cache,
+            offsets=[0],
+            starts=[length + followed],
+            seq_lens=[length + followed + 1],
+            followers=[0],
+            blocks=[[7, page, 6]],
+        )
+        np.testing.assert_array_equal(again[0], out[1 + count])

@@ -20,6 +20,7 @@ from tests.builder.hybrid_model import (
     check_blocks_without_pages,
     check_chunks,
     check_decodes,
+    check_followers,
     check_rows_are_independent,
     in_chunks,
 )
@@ -41,6 +42,10 @@ def test_chunks_change_no_bit_of_a_state(model: CompiledModel, borders: list[int
 
 def test_decodes_go_on_from_a_prefill(model: CompiledModel) -> None:
     check_decodes(model, TOLERANCE)
+
+
+def test_rows_of_one_request_follow_each_other(model: CompiledModel) -> None:
+    check_followers(model)
 
 
 def test_a_row_does_not_depend_on_the_other(model: CompiledModel) -> None:

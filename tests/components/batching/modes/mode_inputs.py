@@ -17,6 +17,7 @@ class Entries:
 
     has_extend: bool = True
     has_packed_extend: bool = True
+    takes_followers: bool = True
     takes_any_chunk: bool = True
 
 

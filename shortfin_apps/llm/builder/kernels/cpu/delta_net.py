@@ -15,6 +15,7 @@ class DeltaNetGeometry:
     """The gated delta net `net` of one of `layers` layers.
 
     A page has `stride` tokens and is f32, whatever the type of the KV cache. The result is `dtype`.
+    `has_followers`: rows may continue the rows before them.
     """
 
     net: DeltaNet
@@ -22,6 +23,7 @@ class DeltaNetGeometry:
     stride: int
     eps: float  # epsilon of the result's norm
     dtype: str
+    has_followers: bool = False
 
     @property
     def parts(self) -> dict[str, tuple[int, int]]:
@@ -42,7 +44,8 @@ class DeltaNetGeometry:
     @property
     def interface(self) -> Interface:
         net = self.net
-        rows = {name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")}
+        names = ("offsets", "starts", "seq_lens", *(("followers",) if self.has_followers else ()))
+        rows = {name: buffer("i64", "rows") for name in names}
         return Interface(
             constants=("tokens", "rows", "width", "pages", "layer"),
             reads={

@@ -8,8 +8,8 @@ from shortfin_apps.llm.builder.kernels.triton.synchronisation import memory_barr
 
 @triton.jit
 def delta_rule(
-    mixed, rates, conv, steps, norm, offsets, starts, seq_lens, blocks, cache, out, tokens, rows, width,
-    layer,
+    mixed, rates, conv, steps, norm, offsets, followers, starts, seq_lens, blocks, cache, out, tokens, rows,
+    width, layer,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr, TAPS: tl.constexpr, TILED: tl.constexpr,
     STRIDE: tl.constexpr, STATE: tl.constexpr, PAGE: tl.constexpr, EPS: tl.constexpr,
@@ -19,21 +19,29 @@ def delta_rule(
     `mixed` [tokens, channels + VALUE_HEADS * VALUE_DIM] f32 holds the inputs of the convolution (q and k of
     all key heads, v of all value heads), then the gates of the result. `rates` [tokens, 2 * VALUE_HEADS] f32
     holds b and a. `conv` is [TAPS, channels] f32, `steps` [2 * VALUE_HEADS] and `norm` [VALUE_DIM] f32. If
-    `offsets` is None, each batch row is one token. A page has PAGE elements of f32, STATE per layer: each
-    value head's past inputs [TAPS - 1, 2 * KEY_DIM + VALUE_DIM], then the head's S [KEY_DIM, VALUE_DIM].
-    BLOCK_KEY and BLOCK_VALUE are KEY_DIM and VALUE_DIM rounded up to powers of two.
+    `offsets` is None, each batch row is one token; if `followers` is None, no row continues another. A page
+    has PAGE elements of f32, STATE per layer: each value head's past inputs
+    [TAPS - 1, 2 * KEY_DIM + VALUE_DIM], then the head's S [KEY_DIM, VALUE_DIM]. BLOCK_KEY and BLOCK_VALUE are
+    KEY_DIM and VALUE_DIM rounded up to powers of two.
 
     A workgroup handles one value head of one batch row, and keeps the head's state in registers from the
     row's first token to the last. The state is read from the page of the preceding token. It is written to
     the page of each block that the tokens complete, and to the page of the last token, but never to page 0.
     The output of padding is zeros.
+
+    A row's followers (abi.py), of one token each, are computed with the row, as if they were tokens of it.
+    The state after each of them is written to the page that its own row of the block table names.
     """
     HEAD: tl.constexpr = STATE // VALUE_HEADS
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
     FEATURES: tl.constexpr = VALUE_HEADS * VALUE_DIM
     head = tl.program_id(0)
     row = tl.program_id(1)
-    start, count, first, end = _tokens_of(row, offsets, starts, seq_lens, tokens, rows, width, STRIDE)
+    num_followers = 0 if followers is None else tl.load(followers + row).to(tl.int32)
+    start, count, first, end = _tokens_of(
+        row, num_followers, offsets, starts, seq_lens, tokens, rows, width, STRIDE
+    )  # fmt: skip
+    to_next_table = tl.where(num_followers > 0, width, 0)  # from a token's block table to the next one's
     blocks += row.to(tl.int64) * width
     cache += layer.to(tl.int64) * STATE + head * HEAD
 
@@ -80,8 +88,8 @@ def delta_rule(
         gated = read * gate * tl.sigmoid(gate)
         tl.store(out + token * FEATURES + of_value, gated.to(out.dtype.element_ty), mask=is_value)
         past_token = start + index + 1
-        if (past_token % STRIDE == 0) | (index == count - 1):
-            page = tl.load(blocks + (past_token - 1) // STRIDE)
+        if (past_token % STRIDE == 0) | (index == count - 1) | (num_followers > 0):
+            page = tl.load(blocks + index * to_next_table + (past_token - 1) // STRIDE)
             if page != 0:
                 _store_state(
                     cache + page * PAGE, state, q_past, k_past, v_past, key, value, KEY_DIM, VALUE_DIM, TAPS
@@ -93,20 +101,23 @@ def delta_rule(
 
 
 @triton.jit
-def _tokens_of(row, offsets, starts, seq_lens, tokens, rows, width, STRIDE: tl.constexpr):
+def _tokens_of(row, num_followers, offsets, starts, seq_lens, tokens, rows, width, STRIDE: tl.constexpr):
     """Return a row's start position, number of tokens, first token, and the first token of the next row.
 
-    The last two are indices of tokens in the batch.
+    The last two are indices of tokens in the batch. The tokens of followers count as the row's; a row that
+    follows another (`num_followers` is negative) has none.
     """
+    last_row = tl.minimum(row + tl.maximum(num_followers, 0), rows - 1)
     start = tl.load(starts + row).to(tl.int32)
-    known = tl.minimum(tl.load(seq_lens + row).to(tl.int32), width * STRIDE)
+    known = tl.minimum(tl.load(seq_lens + last_row).to(tl.int32), width * STRIDE)
     count = tl.maximum(known - start, 0)
     if offsets is None:
         return start, tl.minimum(count, 1), row, row + 1
     else:
         first = tl.load(offsets + row).to(tl.int32)
-        following = tl.load(offsets + row + 1, mask=row + 1 < rows, other=0).to(tl.int32)
-        end = tl.minimum(tl.where(row + 1 < rows, following, tokens), tokens)
+        following = tl.load(offsets + last_row + 1, mask=last_row + 1 < rows, other=0).to(tl.int32)
+        end = tl.minimum(tl.where(last_row + 1 < rows, following, tokens), tokens)
+        end = tl.where(num_followers < 0, first, end)
         return start, tl.maximum(tl.minimum(count, end - first), 0), first, end
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shortfin_apps.llm.builder.graph.batch import Batch
-from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.cpu.delta_net import DeltaNetGeometry
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch
 from shortfin_apps.llm.builder.lowering.lowering import Kernels, LoweringContext
@@ -25,8 +27,8 @@ class VectorDeltaNet(Kernels):
         )
 
     def delta_rule(self, e: Emitter, operation: DeltaRule, x: Tensor, rates: Tensor, batch: Batch) -> Tensor:
-        kernel = self._render("cpu/delta_net", "delta_net", g=self._geometry)
-        operands = {
+        geometry, name = self._geometry, "delta_net"
+        operands: dict[str, Dim | Tensor] = {
             "tokens": batch.tokens,
             "rows": batch.rows,
             "width": batch.width,
@@ -43,6 +45,10 @@ class VectorDeltaNet(Kernels):
             "blocks": batch.blocks,
             "cache": batch.cache,
         }
-        written = dispatch(e, kernel, self._geometry.interface, [batch.rows], operands)
+        if batch.followers is not None:
+            geometry, name = replace(geometry, has_followers=True), "delta_net_with_followers"
+            operands["followers"] = batch.followers
+        kernel = self._render("cpu/delta_net", name, g=geometry)
+        written = dispatch(e, kernel, geometry.interface, [batch.rows], operands)
         batch.cache = written["cache"]
         return written["out"]

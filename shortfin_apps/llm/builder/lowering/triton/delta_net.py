@@ -40,6 +40,7 @@ class TritonDeltaNet:
                 for name in ("conv", "steps", "norm")
             },
             "offsets": None if batch.is_decode else batch.offsets,
+            "followers": batch.followers,
             "starts": batch.starts,
             "seq_lens": batch.seq_lens,
             "blocks": batch.blocks,
@@ -66,7 +67,7 @@ def delta_rule_kernel(spec: ModelSpec, net: DeltaNet, options: BuildOptions) -> 
                 "conv": buffer("f32", net.taps, net.channels),
                 "steps": buffer("f32", 2 * net.value_heads),
                 "norm": buffer("f32", net.value_dim),
-                **{name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")},
+                **{name: buffer("i64", "rows") for name in ("offsets", "followers", "starts", "seq_lens")},
                 "blocks": buffer("i64", "rows", "width"),
             },
             writes={
