@@ -114,7 +114,7 @@ def _compare_tokens(
     model: Model, device: OneProgram, artifact: Artifact, expected: list[list[int]], emit: Emit
 ) -> None:
     pages = tokens_part.scarce_pages(model)
-    for mode, depth, speculates in product(BATCH_MODES, _depths(device), _speculations(artifact)):
+    for mode, depth, speculates in product(BATCH_MODES, _depths(device), (False, True)):
         engine = _engine(
             model,
             device,
@@ -246,11 +246,6 @@ def _depths(device: OneProgram, depths: Sequence[int] = DEPTHS) -> Sequence[int]
     return depths if loops_part.loop_sizes(device.program.entries) else depths[:1]
 
 
-def _speculations(artifact: Artifact) -> tuple[bool, ...]:
-    """Return whether to propose tokens: without and with, if the model supports it."""
-    return (False,) if "state" in artifact.config.pools else (False, True)
-
-
 def _engine(
     model: Model,
     device: OneProgram,
@@ -262,11 +257,15 @@ def _engine(
     *,
     speculates: bool = False,
 ) -> Engine:
-    """Create an engine; `speculates` uses prompt lookup, and the model as its own draft at no cost."""
+    """Create an engine; `speculates` uses prompt lookup, and the model as its own draft at no cost.
+
+    A model with states cannot be a draft.
+    """
     draft = DraftFiles(
         config=artifact.config, vmfb=artifact.vmfb, parameters=artifact.parameters, round_cost=0
     )
-    facts = ModelFacts(draft_model=draft if speculates else None)
+    can_draft = "state" not in artifact.config.pools
+    facts = ModelFacts(draft_model=draft if speculates and can_draft else None)
     options = EngineSettings(
         device=device.kind,
         speculative="ngram" if speculates else "off",
