@@ -238,8 +238,8 @@ def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATE
     _check_sizes(context)
     kinds = dict.fromkeys(type(operation) for operation in context.spec.operations())
     choices = {kind: _choose(kind, context, candidates) for kind in (*kinds, TopK, Sample)}
-    attend = choices[Attend]
-    if choices[Linear].candidate is FUSED_LAYER and context.target.is_cpu:
+    attend = choices.get(Attend)
+    if attend and choices[Linear].candidate is FUSED_LAYER and context.target.is_cpu:
         reason = f"{attend.reason}; a decode's is a stage of {FUSED_LAYER.name}"
         choices[Attend] = replace(attend, reason=reason)
     return tuple(choices.values())
@@ -253,7 +253,7 @@ def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Loweri
             made[choice.candidate.name] = choice.candidate.make(context)
     kernels = {choice.kind: made[choice.candidate.name] for choice in choices}
     fused = made.get(FUSED_LAYER.name) or made.get(TRITON.name)
-    attention = kernels[Attend]
+    attention = kernels.get(Attend)
     if isinstance(fused, FusedLayers) and isinstance(attention, Bf16Attention | VectorAttention):
         fused.attention = attention
     return Lowering(kernels, context.rendered, fused, _preparation(context, made))

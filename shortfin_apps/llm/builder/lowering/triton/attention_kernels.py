@@ -176,7 +176,7 @@ class AttentionKernels:
             "HEAD_DIM": block.head_dim,
             "BLOCK_DIM": max(16, power_of_two(block.head_dim)),
             "STRIDE": stride,
-            "PAGE_ROWS": 2 * stride * len(slab.layers),
+            "PAGE_ROWS": slab.page_rows(stride),
             "ROW": block.read_layout.row_elements(self._options.kv),
             "QUERIES": tile.queries,
             "COLUMNS": tile.columns,

@@ -153,7 +153,7 @@ class TritonTokens:
                 "STEP": STEP,
                 "STEPS": steps,
                 "STRIDE": self._stride,
-                "PAGE_ROWS": 2 * self._stride * len(slab.layers),
+                "PAGE_ROWS": slab.page_rows(self._stride),
                 "KV_HEADS": self._kv_heads,
             },
             grid=[Tiles("tokens")],
