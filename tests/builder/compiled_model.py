@@ -128,7 +128,7 @@ _LATENT = LatentAttention(
     heads=4, rank=20, plain=10, rotated=6, value_dim=14, rope=Rope(scaling=_YARN), score_scale=1.3
 )
 _SCORES = ExpertScores(is_sigmoid=True, bias=True, groups=4, kept_groups=2, summed=2)
-# With latent attention, where q has a compressed form in the second layer; with experts in groups, one shared.
+# With latent attention, where q has a compressed form in the second layer, and experts in groups.
 LATENT = replace(
     TINY,
     layers=(
