@@ -114,20 +114,20 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 assert features[operation.x] > operation.features
                 features[operation.out] = operation.features
             case AbsorbKeys():
-                block = operation.block
-                assert shapes[operation.weight] == (block.heads * block.expanded_dim, block.rank)
-                assert features[operation.x] >= block.heads * block.head_dim
-                features[operation.out] = block.heads * block.rank
+                latent = operation.block
+                assert shapes[operation.weight] == (latent.heads * latent.expanded_dim, latent.rank)
+                assert features[operation.x] >= latent.heads * latent.head_dim
+                features[operation.out] = latent.heads * latent.rank
             case AttendLatent():
-                block = operation.block
-                assert features[operation.absorbed] == block.heads * block.rank
-                assert features[operation.joint] == block.joint_features
-                assert shapes[operation.norm] == (block.rank,)
-                features[operation.out] = block.heads * block.rank
+                latent = operation.block
+                assert features[operation.absorbed] == latent.heads * latent.rank
+                assert features[operation.joint] == latent.joint_features
+                assert shapes[operation.norm] == (latent.rank,)
+                features[operation.out] = latent.heads * latent.rank
             case ExpandValues():
-                block = operation.block
-                assert features[operation.x] == block.heads * block.rank
-                features[operation.out] = block.heads * block.value_dim
+                latent = operation.block
+                assert features[operation.x] == latent.heads * latent.rank
+                features[operation.out] = latent.heads * latent.value_dim
             case ScoreExperts() | PreferExperts():
                 features[operation.out] = features[operation.x]
             case Route():

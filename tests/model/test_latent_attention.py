@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from shortfin_apps.llm.model.latent_attention import LatentAttention
 from shortfin_apps.llm.model.reference.forward import weights_of
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import LATENT, random_weights
+from tests.builder.specs import changed
 
 BLOCKS = LATENT.blocks_of(LatentAttention)
 
@@ -46,18 +46,11 @@ def test_the_absorbed_form_gives_the_same_as_expanded_keys_and_values(layer: int
 @pytest.mark.parametrize(("kv", "row"), [("bf16", 26), ("f32", 26), ("q8_0", 32)])
 def test_a_page_has_one_row_for_each_token_and_layer(kv: KVType, row: int) -> None:
     """Of 20 + 6 elements, or of as many bytes with a scale and padding, for which no value is stored."""
-    spec = LATENT
-    if kv == "q8_0":
-        [*layers] = (tuple(_in_fours(block) for block in layer) for layer in LATENT.layers)
-        spec = replace(LATENT, layers=tuple(layers))
+    spec = changed(LATENT, {"rank": 22}) if kv == "q8_0" else LATENT  # whose keys have to be whole words
     config = model_config(spec, BuildOptions(kv=kv, block_seq_stride=16))
     assert config.page_elements == (len(spec.layers) * 16 * row,)
     assert config.token_elements == len(spec.layers) * row
     _check_stride(config)
-
-
-def _in_fours(block: object) -> object:
-    return replace(block, rank=22) if isinstance(block, LatentAttention) else block
 
 
 def test_the_config_says_that_values_are_in_keys(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.agreement import Tokens
 from tests.builder.compiled_model import GENERIC, HOST, OTHERS, CompiledModel, Result, block_table
 from tests.builder.golden_families import F32, POSITIONS, PROMPT, GoldenFamily, stored_weights
-from tests.builder.specs import changed
+from tests.builder.specs import with_key_size
 from tests.compiled_programs import compile_program
 
 pytestmark = pytest.mark.slow
@@ -112,6 +112,6 @@ KINDS_OF_CPU: list[tuple[str, WeightType]] = [
 )
 def test_all_features_compile_for_every_kind_of_cpu(cpu: str, weights: WeightType, name: str) -> None:
     """In whole tiles, for AMX."""
-    spec = changed(OTHERS[name], {"head_dim": 32})
+    spec = with_key_size(OTHERS[name], 32)
     target = resolve_target(f"cpu:{cpu}")
     compile_program(ModelModule(spec, replace(OPTIONS, weights=weights, kv="bf16"), target).text(), target)

@@ -45,6 +45,7 @@ from shortfin_apps.llm.model.attention import Attend, NormWhole
 from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.delta_net import DeltaRule
 from shortfin_apps.llm.model.feed_forward import GatedExperts, Route, SumExperts
+from shortfin_apps.llm.model.latent_attention import AbsorbKeys, AttendLatent, ExpandValues
 from shortfin_apps.llm.model.operations import (
     AddNormed,
     Embed,
@@ -204,6 +205,13 @@ TRITON = Candidate(
     _from_triton("layers", "TritonLayers"),
 )
 
+TRITON_LATENT = Candidate(
+    "triton/latent_attention",
+    (AbsorbKeys, AttendLatent, ExpandValues),
+    _triton,
+    _from_triton("latent_attention", "TritonLatentAttention"),
+)
+
 # In order of preference: for each kind of operation, the first candidate with all needs met is chosen.
 CANDIDATES = (
     FUSED_LAYER,
@@ -218,6 +226,7 @@ CANDIDATES = (
     Candidate("cpu/top_k", (TopK,), _cpu, VectorTopK),
     Candidate("cpu/sampling", (Sample,), _cpu, VectorSampling),
     TRITON,
+    TRITON_LATENT,
     Candidate("triton/delta_net", (DeltaRule,), _triton_states, _from_triton("delta_net", "TritonDeltaNet")),
     Candidate("triton/top_k", (TopK,), _triton_candidates, _from_triton("top_k", "TritonTopK")),
     Candidate("triton/sampling", (Sample,), _triton_candidates, _from_triton("sampling", "TritonSampling")),
@@ -282,7 +291,10 @@ def _token_preparation(context: LoweringContext, made: Mapping[str, Any]) -> Pre
 
 def has_static_workspace(choices: Sequence[Choice]) -> bool:
     """Whether the size of temporary memory depends only on the numbers of sequences and tokens."""
-    return any(choice.kind is Attend and choice.candidate is TRITON for choice in choices)
+    return any(
+        choice.kind in (Attend, AttendLatent) and choice.candidate in (TRITON, TRITON_LATENT)
+        for choice in choices
+    )
 
 
 def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate]) -> Choice:
