@@ -83,6 +83,15 @@ def test_all_bits_under_faults_on_this_cpu(
         measure(model, 100)
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("weights", ["bf16", "f32"])
+def test_all_bits_of_latent_attention_under_faults_on_this_cpu(tmp_path: Path, weights: WeightType) -> None:
+    options = BuildOptions(weights=weights, decode_batch_sizes=(1, 2, 4, 8))
+    artifact = build("random:tiny-latent", tmp_path / "out", options, QuietProgress())
+    with served(artifact, lambda: open_device("cpu", "auto"), 16) as model:
+        measure(model, 100)
+
+
 @pytest.mark.by_hand
 @pytest.mark.timeout(3600)
 def test_all_bits_of_a_thousand_answers_of_smollm2(tmp_path: Path) -> None:
