@@ -53,7 +53,8 @@ class CachedRows:
         spec = self._model.spec
         stored, known = [], []
         for layout in layouts_of(spec):
-            shape = (num_pages, layout.planes, self._stride, layout.kv_heads, layout.head_dim)
+            planes = layout.planes(self._model.options.stores_values)
+            shape = (num_pages, planes, self._stride, layout.kv_heads, layout.head_dim)
             pages = self._rng.standard_normal(shape, np.float32)
             pages[:, 0] *= key_scale
             kept, rounded = self._stored(pages, layout)

@@ -125,7 +125,7 @@ _DUAL = DualExperts(dense=96, count=7, per_token=3, features=64, activation="gel
 DUAL = with_blocks(TINY, {1: _DUAL})
 OTHERS |= {"dual": DUAL}
 _LATENT = LatentAttention(
-    heads=4, rank=20, plain=10, rotated=6, value_dim=14, rope=Rope(scaling=_YARN), score_scale=1.3
+    heads=4, rank=20, plain=10, rotated=6, value_dim=16, rope=Rope(scaling=_YARN), score_scale=1.3
 )
 _SCORES = ExpertScores(is_sigmoid=True, bias=True, groups=4, kept_groups=2, summed=2)
 # With latent attention, where q has a compressed form in the second layer, and experts in groups.
@@ -134,7 +134,7 @@ LATENT = replace(
     layers=(
         (_LATENT, MLP(features=128)),
         (
-            replace(_LATENT, query_rank=28),
+            replace(_LATENT, query_rank=32),
             MoE(count=12, per_token=3, features=96, scores=_SCORES, scale=2.5, shared=64, gates_shared=False),
         ),
     ),

@@ -47,14 +47,21 @@ def test_the_absorbed_form_gives_the_same_as_expanded_keys_and_values(layer: int
 def test_a_page_has_one_row_for_each_token_and_layer(kv: KVType, row: int) -> None:
     """Of 20 + 6 elements, or of as many bytes with a scale and padding, for which no value is stored."""
     spec = changed(LATENT, {"rank": 22}) if kv == "q8_0" else LATENT  # whose keys have to be whole words
-    config = model_config(spec, BuildOptions(kv=kv, block_seq_stride=16))
+    config = model_config(spec, BuildOptions(device="hip:gfx942", kv=kv, block_seq_stride=16))
     assert config.page_elements == (len(spec.layers) * 16 * row,)
     assert config.token_elements == len(spec.layers) * row
     _check_stride(config)
 
 
+def test_a_page_for_cpus_has_values_too() -> None:
+    config = model_config(LATENT, BuildOptions(device="cpu"))
+    assert config.paged_kv_cache.values_in_keys is None
+    assert config.token_elements == len(LATENT.layers) * 2 * 26
+    _check_stride(config)
+
+
 def test_the_config_says_that_values_are_in_keys(tmp_path: Path) -> None:
-    config = model_config(LATENT, BuildOptions())
+    config = model_config(LATENT, BuildOptions(device="hip:gfx942"))
     assert ModelConfig.from_dict(config.to_dict()) == config
     other = config.to_dict()
     del other["paged_kv_cache"]["values_in_keys"]

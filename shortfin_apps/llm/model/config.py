@@ -49,7 +49,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
             window_tokens=window_of(spec),
             pools=None if elements.keys() == {"whole"} else {p: len(its) for p, its in spec.pools.items()},
             pool_heads=heads if len(set(heads.values())) > 1 else None,
-            values_in_keys=stored.values_in_keys or None,
+            values_in_keys=stored.planes(options.stores_values) == 1 or None,
         ),
     )
 
@@ -125,10 +125,11 @@ def pool_heads(spec: ModelSpec) -> dict[Pool, tuple[int, int]]:
     return {layout.pool: (layout.kv_heads, layout.head_dim) for layout in layouts}
 
 
-def pool_planes(spec: ModelSpec, pool: Pool) -> int:
+def pool_planes(spec: ModelSpec, pool: Pool, options: BuildOptions) -> int:
     """Return the cache rows per token and layer in a pool; for states, which have no rows, 2."""
     layouts = (layout for _, layout in spec.kv_layouts if layout.pool == pool)
-    return next((layout.planes for layout in layouts if isinstance(layout, KeysValues)), 2)
+    kept = (layout for layout in layouts if isinstance(layout, KeysValues))
+    return next((layout.planes(options.stores_values) for layout in kept), 2)
 
 
 def window_of(spec: ModelSpec) -> int | None:
@@ -141,7 +142,9 @@ def pool_elements(spec: ModelSpec, options: BuildOptions) -> dict[Pool, int]:
     """Return the number of elements of one page, for each pool of the model."""
     elements = dict.fromkeys(spec.pools, 0)
     for _, layout in spec.kv_layouts:
-        elements[layout.pool] += layout.page_elements(options.kv, options.block_seq_stride)
+        elements[layout.pool] += layout.page_elements(
+            options.kv, options.block_seq_stride, options.stores_values
+        )
     return elements
 
 

@@ -25,7 +25,8 @@ KV_DTYPE_NAMES: dict[KVType, str] = {
 class KeysValues:
     """Keys and values per token. A token reads the last `window` tokens' ones; None: all tokens'.
 
-    `values_in_keys`: a value is the first elements of its key, as in latent attention, and is not stored.
+    `values_in_keys`: a value is the first elements of its key, as in latent attention. It is only stored if
+    kernels need it in another order than the key (`stores_values`).
     """
 
     kv_heads: int
@@ -37,18 +38,17 @@ class KeysValues:
     def pool(self) -> Pool:
         return "whole" if self.window is None else "window"
 
-    @property
-    def planes(self) -> int:
-        """Cache rows per token: of its keys and of its values, or of both together."""
-        return 1 if self.values_in_keys else 2
+    def planes(self, stores_values: bool) -> int:
+        """Return the cache rows per token: of its keys and of its values, or of both together."""
+        return 1 if self.values_in_keys and not stores_values else 2
 
     def row_elements(self, kv: KVType) -> int:
         """Return the cache elements of one token's keys (its values have as many), including scales."""
         return cache_row_elements(self.kv_heads, self.head_dim, kv_dtype(kv))
 
-    def page_elements(self, kv: KVType, stride: int) -> int:
+    def page_elements(self, kv: KVType, stride: int, stores_values: bool) -> int:
         """Return the layer's cache elements in a page of `stride` tokens."""
-        return self.planes * self.row_elements(kv) * stride
+        return self.planes(stores_values) * self.row_elements(kv) * stride
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class State:
     def pool(self) -> Pool:
         return "state"
 
-    def page_elements(self, kv: KVType, stride: int) -> int:
+    def page_elements(self, kv: KVType, stride: int, stores_values: bool) -> int:
         """Return the layer's elements in a page, counted in elements of the cache's dtype."""
         return 4 // kv_dtype(kv).itemsize * self.elements
 

@@ -272,6 +272,11 @@ class BuildOptions:
         return self.activation_bits or 12
 
     @property
+    def stores_values(self) -> bool:
+        """Whether pages have values that are a part of their keys, too, as kernels for CPUs need them."""
+        return self.device.startswith("cpu")
+
+    @property
     def has_blocks(self) -> bool:
         """Whether weights are stored in blocks."""
         return self.weights in ("q8_0", "q4") or any(block is not None for _, block in self.block_types)

@@ -23,6 +23,7 @@ from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
 from shortfin_apps.llm.builder.lowering.cpu.delta_net import VectorDeltaNet
 from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
+from shortfin_apps.llm.builder.lowering.cpu.latent_attention import CpuLatentAttention
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
 from shortfin_apps.llm.builder.lowering.cpu.sampling import VectorSampling
 from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
@@ -222,6 +223,15 @@ CANDIDATES = (
     Candidate("amx/experts", EXPERTS, _amx_expert_tiles, AmxExperts),
     Candidate("cpu/experts", EXPERTS, _cpu, VectorExperts),
     Candidate("cpu/paged_attention", (Attend,), _cpu, VectorAttention),
+    Candidate(
+        "avx512/latent_attention",
+        (AttendLatent,),
+        _bf16_attention,
+        lambda c: CpuLatentAttention(c, Bf16Attention),
+    ),
+    Candidate(
+        "cpu/latent_attention", (AttendLatent,), _cpu, lambda c: CpuLatentAttention(c, VectorAttention)
+    ),
     Candidate("cpu/delta_net", (DeltaRule,), _cpu, VectorDeltaNet),
     Candidate("cpu/top_k", (TopK,), _cpu, VectorTopK),
     Candidate("cpu/sampling", (Sample,), _cpu, VectorSampling),

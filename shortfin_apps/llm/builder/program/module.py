@@ -94,7 +94,7 @@ class ModelModule:
 
         elements = pool_elements(self._spec, self._options)
         slabs = {
-            pool: SlabSizes(layers, elements[pool], pool_planes(self._spec, pool))
+            pool: SlabSizes(layers, elements[pool], pool_planes(self._spec, pool, self._options))
             for pool, layers in self._spec.pools.items()
         }
         write = write_decode_loop if is_loop else write_entry

@@ -50,13 +50,7 @@ def expand_values(c: LoweringContext, e: Emitter, operation: ExpandValues, value
 
 def attend_latent(c: LoweringContext, e: Emitter, operation: AttendLatent, values: Values) -> Tensor:
     block, batch, options = operation.block, values.batch, c.options
-    joint, norm = values[operation.joint], c.weights.load_one(e, operation.norm)
-    first = block.joint_features - block.key_dim
-    latent = rms_norm(e, c.spec, e.columns(joint, first, block.rank), norm, "f32")
-    turning = e.columns(joint, first + block.rank, block.rotated)
-    key = _with_rotated(e, block, latent, _heads(e, turning, 1), batch)
-    turning = _part(e, _queries(e, block, values[operation.x]), 2, block.plain, block.rotated)
-    q = _with_rotated(e, block, values[operation.absorbed], turning, batch)
+    q, key = queries_and_keys(c, e, operation, values)
     stride, row = options.block_seq_stride, block.kv_layout.row_elements(options.kv)
     key = e.reshape(key, (batch.tokens, block.key_dim))
     if options.kv == "q8_0":
@@ -73,6 +67,25 @@ def attend_latent(c: LoweringContext, e: Emitter, operation: AttendLatent, value
     out = packed_attention(e, q, plane, plane, slots, scale=block.scale, value_dim=block.rank)
     flat, act = e.reshape(out, (batch.tokens, block.heads * block.rank)), options.activations
     return e.elementwise("td", ("td", flat.shape, act), [(flat, "td")], yield_as("%a", act))
+
+
+def queries_and_keys(
+    c: LoweringContext, e: Emitter, operation: AttendLatent, values: Values
+) -> tuple[Tensor, Tensor]:
+    """Return q [tokens, heads, key_dim] and the keys [tokens, 1, key_dim], both rotated, in f32."""
+    block, batch = operation.block, values.batch
+    joint, norm = values[operation.joint], c.weights.load_one(e, operation.norm)
+    first = block.joint_features - block.key_dim
+    latent = rms_norm(e, c.spec, e.columns(joint, first, block.rank), norm, "f32")
+    turning = e.columns(joint, first + block.rank, block.rotated)
+    key = _with_rotated(e, block, latent, _heads(e, turning, 1), batch)
+    turning = _part(e, _queries(e, block, values[operation.x]), 2, block.plain, block.rotated)
+    return _with_rotated(e, block, values[operation.absorbed], turning, batch), key
+
+
+def first_elements(e: Emitter, x: Tensor, count: int) -> Tensor:
+    """Return the first `count` elements of each head of x [tokens, heads, size]."""
+    return _part(e, x, 2, 0, count)
 
 
 def _queries(e: Emitter, block: LatentAttention, x: Tensor) -> Tensor:
