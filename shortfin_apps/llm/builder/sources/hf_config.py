@@ -160,6 +160,7 @@ def _check_rope(file: str, family: Family, raw: Mapping[str, Any], accepted: Col
 _VARIANTS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), ONE),
     **dict.fromkeys(("scale_emb", "embedding_scale", "residual_scale", "rope_ratio", "mup_scale"), ONE),
+    "moe_layer_freq": ONE,
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct", "rotary_percent"), ONE),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logit_soft_cap"), OFF),
     **dict.fromkeys(("clip_qkv", "max_alibi_bias", "attention_chunk_size"), OFF),

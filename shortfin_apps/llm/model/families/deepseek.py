@@ -85,9 +85,11 @@ DEEPSEEK2 = Family(
         *("n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob"),
         *("routed_scaling_factor", "first_k_dense_replace", "mscale_all_dim"),
     },
-    # `aux_loss_alpha` and `seq_aux` are of training, `ep_size` of other servers; others repeat fields.
+    # Of training, of other servers, of code in Python that this module replaces, and of the draft model;
+    # `qk_head_dim` repeats other fields.
     harmless=llama.ROUTER_TRAINING
-    | {"aux_loss_alpha", "seq_aux", "ep_size", "qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers"},
+    | {"aux_loss_alpha", "seq_aux", "ep_size", "auto_map", "qk_head_dim"}
+    | {"num_nextn_predict_layers", "num_mtp_layers"},
     defaults={
         "n_routed_experts": 64,
         "n_shared_experts": 2,
