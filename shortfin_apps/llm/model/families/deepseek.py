@@ -81,6 +81,7 @@ DEEPSEEK2 = Family(
     layer=layer,
     fields={
         *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+        *("num_experts", "mtp_num_hidden_layers"),  # of GGUF files
         *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
         *("n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob"),
         *("routed_scaling_factor", "first_k_dense_replace", "mscale_all_dim"),
@@ -110,13 +111,13 @@ DEEPSEEK2 = Family(
         "mlp.shared_experts.down_proj": "ffn_down_shexp",
     },
     has_draft_layers=True,
-    in_gguf=False,
 )
 DEEPSEEK3 = replace(
     DEEPSEEK2,
     title="DeepSeek-V3, Moonlight",
     model_type="deepseek_v3",
     part_of="kimi_vl",
+    in_gguf=False,  # their GGUF files have the architecture of V2's
     fields=DEEPSEEK2.fields | {"rope_interleave"},
     defaults={
         "n_routed_experts": 256,
