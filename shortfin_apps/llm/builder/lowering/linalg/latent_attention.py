@@ -88,6 +88,11 @@ def first_elements(e: Emitter, x: Tensor, count: int) -> Tensor:
     return _part(e, x, 2, 0, count)
 
 
+def some_heads(e: Emitter, x: Tensor, first: int, count: int) -> Tensor:
+    """Return `count` heads from `first` on of x [tokens, heads, size]."""
+    return _part(e, x, 1, first, count)
+
+
 def _queries(e: Emitter, block: LatentAttention, x: Tensor) -> Tensor:
     """Return q [tokens, heads, head_dim], the first columns of `x`."""
     return _heads(e, e.columns(x, 0, block.heads * block.head_dim), block.heads)
@@ -167,6 +172,7 @@ def _multiply(
     ]
     names = ["%a" if x[0].dtype == "f32" else "%x", "%b" if w[0].dtype == "f32" else "%w"]
     body = f"""\
-{"".join(widen)}  %sum = math.fma {", ".join(names)}, %out : f32
+{"".join(widen)}  %product = arith.mulf {", ".join(names)} : f32
+  %sum = arith.addf %out, %product : f32
   linalg.yield %sum : f32"""
     return e.elementwise(loops, (loops[:-1], shape, "f32"), [x, w], body, e.fill("0.0", shape, "f32"))
