@@ -164,7 +164,7 @@ def _multiply(
 ) -> Tensor:
     """Multiply x by w, floats of any type; the last loop is the reduction. Returns f32 of `shape`.
 
-    `math.fma` keeps the order of additions the same for any number of tokens.
+    The sizes of all loops but the tokens are static, so a token's sum has the same order in every entry.
     """
     widen = [
         f"  %{wide} = arith.extf %{name} : {operand.dtype} to f32\n" if operand.dtype != "f32" else ""
