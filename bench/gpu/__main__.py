@@ -45,7 +45,10 @@ examples:
   PYTHONPATH=gpu-pack/source python3 -m bench.gpu run gpu-pack --out results
   PYTHONPATH=gpu-pack/source python3 -m bench.gpu run gpu-pack --out results --only entries --seconds 500
   python -m bench.gpu run tiny-pack --out results --here --device cpu --models random-tiny"""
-TINY_NAMES = "random-tiny, random-tiny-hybrid, tiny-gemma, tiny-gpt-oss, tiny-experts, tiny-kv-q8_0"
+TINY_NAMES = (
+    "random-tiny, random-tiny-hybrid, random-tiny-latent, tiny-gemma, tiny-gpt-oss, tiny-experts, "
+    "tiny-kv-q8_0"
+)
 TIMED_NAMES = "smollm2-135m, llama-3.1-8b, gpt-oss-20b, hybrid-0.8b"
 
 

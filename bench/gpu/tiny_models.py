@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shortfin_apps.llm.builder.sources.random_tiny import HYBRID_SPEC, SPEC
+from shortfin_apps.llm.builder.sources.random_tiny import HYBRID_SPEC, LATENT_SPEC, SPEC
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
@@ -54,6 +54,6 @@ _BYTES = replace(SPEC, name="tiny-kv-q8_0")
 
 
 def tiny_models() -> Iterator[tuple[ModelSpec, BuildOptions]]:
-    for spec in (SPEC, HYBRID_SPEC, _GEMMA, _GPT_OSS, _EXPERTS):
+    for spec in (SPEC, HYBRID_SPEC, LATENT_SPEC, _GEMMA, _GPT_OSS, _EXPERTS):
         yield spec, OPTIONS
     yield _BYTES, replace(OPTIONS, kv="q8_0")

@@ -83,6 +83,7 @@ EDITS: list[tuple[Callable[[Fields, Fields], object], str]] = [
     (lambda config, cache: config["prefill_batch_sizes"].append(3), "prefill_batch_sizes"),
     (lambda config, cache: config["decode_batch_sizes"].append(512), "decode_batch_sizes"),
     (lambda config, cache: cache.update(pool_heads={"whole": [1, 32]}), "paged_kv_cache.pool_heads"),
+    (lambda config, cache: cache.update(values_in_keys=True), "paged_kv_cache.values_in_keys"),
     (lambda config, cache: config.update(has_prefill_position=False), "has_prefill_position"),
     (lambda config, cache: config.pop("has_prefill_position"), "has_prefill_position"),
     (lambda config, cache: config.update(module_name="other\x1b"), "module_name"),

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.contract.abi import Entry
-from shortfin_apps.llm.model.attention import Attention, dequantised_heads, quantised_heads
+from shortfin_apps.llm.model.attention import dequantised_heads, quantised_heads
+from shortfin_apps.llm.model.kv_layout import KeysValues
 from shortfin_apps.llm.model.reference.forward import forward
 from shortfin_apps.llm.model.reference.pointwise import F32
 from tests.builder.compiled_model import DTYPES, CompiledModel, Result, block_table
-from tests.builder.specs import attentions_of
+from tests.builder.specs import layouts_of
 
 NUM_PADDING_TOKENS = 5  # behind the tokens of an extend
 
@@ -45,37 +46,39 @@ class CachedRows:
         self._tokens = [np.zeros(0, np.int64) for _ in positions]
 
     def _fill_cache(self, num_pages: int, key_scale: float) -> list[F32]:
-        """Of each layer, [pages, 2, stride, kv_heads, head_dim], rounded as the cache has it.
+        """Of each layer, [pages, planes, stride, kv_heads, head_dim], rounded as the cache has it.
 
         Layers that read the cache of another layer have some, too, which nothing reads.
         """
         spec = self._model.spec
         stored, known = [], []
-        for block in attentions_of(spec):
-            shape = (num_pages, 2, self._stride, block.kv_heads, block.head_dim)
+        for layout in layouts_of(spec):
+            planes = layout.planes(self._model.options.stores_values)
+            shape = (num_pages, planes, self._stride, layout.kv_heads, layout.head_dim)
             pages = self._rng.standard_normal(shape, np.float32)
             pages[:, 0] *= key_scale
-            kept, rounded = self._stored(pages, block)
+            kept, rounded = self._stored(pages, layout)
             stored.append(kept.reshape(num_pages, -1))
             known.append(rounded)
         pools = spec.pools.values()
         self._model.set_cache(*(np.concatenate([stored[n] for n in layers], axis=1) for layers in pools))
         return known
 
-    def _stored(self, pages: F32, block: Attention) -> tuple[npt.NDArray[Any], F32]:
+    def _stored(self, pages: F32, layout: KeysValues) -> tuple[npt.NDArray[Any], F32]:
         """The pages in the cache's type, and what they are in f32."""
         kv = self._model.options.kv
         if kv != "q8_0":
             kept = pages.astype(DTYPES[kv])
             return kept, kept.astype(np.float32)
         quants, scales = quantised_heads(pages)
-        rows = rows_in_bytes(quants, scales, block.read_layout.row_elements(kv))
+        rows = rows_in_bytes(quants, scales, layout.row_elements(kv))
         return rows, dequantised_heads(quants, scales)
 
     def _history(self, pages: list[F32], row: int, length: int) -> list[F32]:
-        """Of each layer, [2, positions, kv_heads, head_dim] of a row."""
+        """Of each layer, [2, positions, kv_heads, head_dim] of a row; a single plane is both."""
         own = (np.moveaxis(each[self._blocks[row]], 0, 1) for each in pages)
-        return [each.reshape(2, -1, *each.shape[3:])[:, :length] for each in own]
+        planes = (each.reshape(len(each), -1, *each.shape[3:])[:, :length] for each in own)
+        return [each[[0, -1]] for each in planes]
 
     def decode(self, entry: str, rows: Sequence[int]) -> None:
         """Decodes one token of each of `rows`."""

@@ -29,7 +29,9 @@ from shortfin_apps.llm.model.attention import Attention, QueryScaling
 from shortfin_apps.llm.model.config import pool_elements, window_of
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.dual_experts import DualExperts
+from shortfin_apps.llm.model.expert_scores import ExpertScores
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.latent_attention import LatentAttention
 from shortfin_apps.llm.model.layer_inputs import LayerInput, LayerInputs
 from shortfin_apps.llm.model.layer_scale import LayerScale
 from shortfin_apps.llm.model.rope import LinearScaling, ProportionalScaling, Rope, YarnScaling
@@ -122,6 +124,22 @@ _DUAL = DualExperts(dense=96, count=7, per_token=3, features=64, activation="gel
 # With experts next to a feed-forward in the second layer.
 DUAL = with_blocks(TINY, {1: _DUAL})
 OTHERS |= {"dual": DUAL}
+_LATENT = LatentAttention(
+    heads=4, rank=20, plain=10, rotated=6, value_dim=16, rope=Rope(scaling=_YARN), score_scale=1.3
+)
+_SCORES = ExpertScores(is_sigmoid=True, bias=True, groups=4, kept_groups=2, summed=2)
+# With latent attention, where q has a compressed form in the second layer, and experts in groups.
+LATENT = replace(
+    TINY,
+    layers=(
+        (_LATENT, MLP(features=128)),
+        (
+            replace(_LATENT, query_rank=32),
+            MoE(count=12, per_token=3, features=96, scores=_SCORES, scale=2.5, shared=64, gates_shared=False),
+        ),
+    ),
+)
+OTHERS |= {"latent": LATENT}
 _EXPERTS = MoE(count=7, per_token=3, features=96, biases=True)
 # With experts, which have biases, in the second of three layers only; with sinks, and a window in one layer.
 ROUTED = with_blocks(

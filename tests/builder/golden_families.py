@@ -31,6 +31,9 @@ WITH_PAIRS = ("granite", "llama", "mistral3", "smollm3")
 
 # Architectures of GGUF files that have another name.
 ARCHITECTURES = {
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
     "gpt_oss": "gpt-oss",
     "ministral3": "mistral3",
     "mixtral": "llama",
@@ -103,6 +106,7 @@ class GoldenFamily:
             **_rope_keys(config),
             **_expert_keys(config),
             **_delta_net_keys(config),
+            **_latent_keys(config),
             **({"attention.sliding_window": config["sliding_window"]} if has_window else {}),
             **{key: config[field] for key, field in SCALARS.items() if config.get(field)},
             **(other_keys or {}),
@@ -121,7 +125,9 @@ class GoldenFamily:
         tensors = {}
         whole = _with_stacked_experts(self.tensors)
         whole |= {name: gate[0] for name, gate in whole.items() if name.endswith(SHARED_GATE)}
-        if architecture == "qwen3next":
+        if architecture == "deepseek2":
+            whole = dict(_with_expansions_apart(self.config, whole))
+        elif architecture == "qwen3next":
             whole = dict(_with_inputs_apart(self.config, whole))
         elif "linear_num_value_heads" in self.config:
             whole = dict(_with_tiled_heads(self.config, whole))
@@ -149,7 +155,8 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _expert_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
-    count = config.get("num_local_experts") or config.get("num_experts")
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    count = next((config[name] for name in names if config.get(name)), None)
     if not count:
         return {}
     features, shared = (config.get(f"{kind}_intermediate_size") for kind in ("moe", "shared_expert"))
@@ -178,6 +185,43 @@ def _delta_net_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
         "ssm.inner_size": heads * config["linear_value_head_dim"],
         "full_attention_interval": config["layer_types"].index("full_attention") + 1,
     }
+
+
+def _latent_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
+    if "kv_lora_rank" not in config:
+        return {}
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    dense = config.get("mlp_layer_types", []).count("dense")
+    queries = {"attention.q_lora_rank": config["q_lora_rank"]} if config["q_lora_rank"] else {}
+    return {
+        **queries,
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": rotated,
+        "leading_dense_block_count": dense or config["first_k_dense_replace"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": bool(config["norm_topk_prob"]),
+        "expert_gating_func": 1 if config["model_type"] == "deepseek_v2" else 2,
+        "expert_group_count": config["n_group"] or 1,
+        "expert_group_used_count": config["topk_group"] or 1,
+    }
+
+
+def _with_expansions_apart(config: dict[str, Any], tensors: dict[str, F32]) -> Iterator[tuple[str, F32]]:
+    """The matrices of keys, transposed, and of values of each head, as the converter has them."""
+    heads, plain = config["num_attention_heads"], config["qk_nope_head_dim"]
+    for name, tensor in tensors.items():
+        if name.endswith(".kv_b_proj.weight"):
+            to_keys, to_values = np.split(tensor.reshape(heads, -1, tensor.shape[1]), [plain], axis=1)
+            yield name.replace("kv_b_proj", "k_b_proj"), np.ascontiguousarray(to_keys.swapaxes(1, 2))
+            yield name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(to_values)
+        else:
+            yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
 
 
 def _with_tiled_heads(config: dict[str, Any], tensors: dict[str, F32]) -> Iterator[tuple[str, F32]]:
@@ -233,7 +277,7 @@ def _by_head(rows: F32, order: npt.NDArray[np.int64]) -> F32:
 
 def _with_stacked_experts(tensors: dict[str, F32]) -> dict[str, F32]:
     """The experts of a layer in one tensor, named as the converter looks its name up."""
-    experts: dict[str, list[F32]] = {}
+    experts: dict[str, dict[int, F32]] = {}
     rest = {}
     for name, tensor in tensors.items():
         if ".experts." not in name:
@@ -244,10 +288,8 @@ def _with_stacked_experts(tensors: dict[str, F32]) -> dict[str, F32]:
             rest |= _apart(f"{layer}.experts.", expert, tensor)
             continue
         number, kind = expert.split(".", 1)
-        of_kind = experts.setdefault(f"{layer}.experts.{kind}", [])
-        assert int(number) == len(of_kind)
-        of_kind.append(tensor)
-    return rest | {name: np.stack(each) for name, each in experts.items()}
+        experts.setdefault(f"{layer}.experts.{kind}", {})[int(number)] = tensor
+    return rest | {name: np.stack([each[n] for n in sorted(each)]) for name, each in experts.items()}
 
 
 def _apart(prefix: str, name: str, tensor: F32) -> dict[str, F32]:
@@ -274,7 +316,9 @@ def _rope_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
     if rope["rope_type"] == "yarn":
         keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
         keys["rope.scaling.yarn_beta_fast"] = rope.get("beta_fast", 32.0)
-    if "llama_4_scaling_beta" in rope:
+    if "kv_lora_rank" in config:
+        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    elif "llama_4_scaling_beta" in rope:
         keys["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
         keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
     return keys

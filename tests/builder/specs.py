@@ -12,6 +12,8 @@ from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.config import pool_elements
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.kv_layout import KeysValues
+from shortfin_apps.llm.model.latent_attention import LatentAttention
 from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
@@ -45,6 +47,12 @@ def with_blocks(spec: ModelSpec, blocks: Mapping[int, Block]) -> ModelSpec:
         first, last = layers[index][0], layers[index][-1]
         layers[index] = (block, last) if isinstance(block, DeltaNet) else (first, block)
     return replace(spec, layers=tuple(layers))
+
+
+def with_key_size(spec: ModelSpec, size: int) -> ModelSpec:
+    """The spec with keys of `size` elements: of every head or, in latent attention, of a token."""
+    latent = spec.blocks_of(LatentAttention)
+    return changed(spec, {"rank": size - latent[0].rotated} if latent else {"head_dim": size})
 
 
 def with_experts(spec: ModelSpec, experts: MoE) -> ModelSpec:
@@ -82,6 +90,13 @@ def windows_of(spec: ModelSpec) -> list[int | None]:
 def attentions_of(spec: ModelSpec) -> list[Attention]:
     """The attention of every layer."""
     return [block for layer in spec.layers for block in layer if isinstance(block, Attention)]
+
+
+def layouts_of(spec: ModelSpec) -> list[KeysValues]:
+    """Of every layer with attention, the layout of the keys and values that it reads."""
+    kinds = (layer[0] for layer in spec.layers)
+    read = (block.read_layout if isinstance(block, Attention) else block.kv_layout for block in kinds)
+    return [layout for layout in read if isinstance(layout, KeysValues)]
 
 
 def sinks_of(spec: ModelSpec, layer: int) -> str | None:

@@ -66,6 +66,19 @@ GEMMA4: dict[str, Any] = {
     "eos_token_id": [2, 3],
     "layer_types": ["sliding_attention", "full_attention"],
 }
+LATENT: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 3,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 1,
+}
 # By name: transformers' class, and what differs from SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True, **WIDE, **rope("linear", factor=2.5)}),
@@ -259,6 +272,60 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "sliding_window": 21,
             **rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False),
+        },
+    ),
+    "deepseek2": (
+        "DeepseekV2",
+        LATENT
+        | {
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "n_routed_experts": 7,
+            "topk_method": "greedy",
+            **rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=64,
+                mscale=0.707,
+                mscale_all_dim=0.707,
+            ),
+        },
+    ),
+    "deepseek2-groups": (
+        "DeepseekV2",
+        LATENT
+        | {
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "deepseek3": (
+        "DeepseekV3",
+        LATENT
+        | {
+            "n_routed_experts": 12,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            **rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=64,
+                mscale=1.0,
+                mscale_all_dim=0.5,
+            ),
+        },
+    ),
+    "glm4-moe-lite": (
+        "Glm4MoeLite",
+        LATENT
+        | {
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "rope_interleave": False,
+            "n_routed_experts": 7,
+            "routed_scaling_factor": 1.8,
         },
     ),
     "qwen3-bias": ("Qwen3", {"head_dim": 20, "attention_bias": True, "tie_word_embeddings": True}),

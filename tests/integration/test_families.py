@@ -34,7 +34,7 @@ PAGES = 14  # less than all take in the end, so that some are preempted or wait
     scope="module",
     params=[
         *("qwen3-bias", "qwen3-moe", "smollm3-listed", "olmo2", "gemma3", "gemma2"),
-        *("ministral3", "gemma4-e", "gemma4-moe"),
+        *("ministral3", "gemma4-e", "gemma4-moe", "deepseek3"),
     ],
 )
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

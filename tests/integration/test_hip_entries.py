@@ -21,7 +21,7 @@ from shortfin_apps.llm.model.reference.pointwise import F32
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.cached_rows import CachedRows
 from tests.builder.compiled_model import OTHERS, ROUTED, CompiledModel
-from tests.builder.specs import changed
+from tests.builder.specs import with_key_size
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS, EmulatedGpus
 from tests.runtimes import needs_shortfin
@@ -42,7 +42,7 @@ POSITIONS = (0, 1, 15, 16, 17, 63, 64, 100, 130, 255, 256, 300, 512, 700)
 ROOM = 112
 KEY_SCALE = 1.0
 CHUNKS = (33, 1, 16, 90)
-ENTRY_SPECS = {"routed": ROUTED, **{name: changed(spec, {"head_dim": 24}) for name, spec in OTHERS.items()}}
+ENTRY_SPECS = {"routed": ROUTED, **{name: with_key_size(spec, 24) for name, spec in OTHERS.items()}}
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +171,7 @@ def check_entries(
         *(("gfx1100", "windowed", "q8_0"), ("gfx942", "normed-after", "q8_0")),
         *(("gfx1100", "scaled", "f32"), ("gfx942", "other-heads", "q8_0")),
         *(("gfx1100", "sharing", "f32"), ("gfx942", "dual", "f32")),
+        *(("gfx1100", "latent", "f32"), ("gfx942", "latent", "q8_0")),
     ],
 )
 def test_all_that_a_layer_may_have_agrees_with_the_reference(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.builder.sources.random_tiny import SPEC
-from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.builder.sources.random_tiny import LATENT_SPEC, SPEC
+from shortfin_apps.llm.model.latent_attention import LatentAttention
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.components.self_test.compiled import Miscomputing, build_model, opened
 from tests.hip import CHIPS, EmulatedGpus
 
@@ -26,10 +27,28 @@ OPTIONS = BuildOptions(
 )
 
 
+KEYS = SPEC.attention.q_features * SPEC.hidden_size
+[LATENT] = LATENT_SPEC.blocks_of(LatentAttention)
+
+
+# With the element of a weight to flip: the first that projects keys.
+@pytest.mark.parametrize(
+    ("spec", "weight", "element"),
+    [
+        (SPEC, "blk.1.attn_qkv.weight", KEYS),
+        (LATENT_SPEC, "blk.1.attn_q_kv_a.weight", (LATENT.query_rank or 0) * SPEC.hidden_size),
+    ],
+    ids=["tiny", "tiny-latent"],
+)
 def test_it_passes_and_finds_what_is_wrong(
-    tmp_path: Path, emulated_gpus: EmulatedGpus, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    emulated_gpus: EmulatedGpus,
+    monkeypatch: pytest.MonkeyPatch,
+    spec: ModelSpec,
+    weight: str,
+    element: int,
 ) -> None:
-    built = build_model(tmp_path, SPEC, OPTIONS)
+    built = build_model(tmp_path, spec, OPTIONS)
     with emulated_gpus.watch(CHIP):
         with opened(built, device=emulated_gpus.open(CHIP)) as model:
             outcome = model.self_test.run()
@@ -42,8 +61,7 @@ def test_it_passes_and_finds_what_is_wrong(
             again = model.self_test.run()
             failed = {each.entry for each in again.failures(known_bits=outcome.bits)}
             assert failed >= {"prefill_bs1", "decode_bs2", "extend_t48"}
-        keys = SPEC.attention.q_features * SPEC.hidden_size
-        built.flip("blk.1.attn_qkv.weight", 2, keys, 14)
+        built.flip(weight, 2, element, 14)
         with opened(replace(built), device=emulated_gpus.open(CHIP)) as model:
             outcome = model.self_test.run()
             failures = outcome.failures()

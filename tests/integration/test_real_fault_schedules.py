@@ -100,6 +100,15 @@ def test_all_bits_of_a_model_with_states(tmp_path: Path, monkeypatch: pytest.Mon
         measure(model, 100)
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("weights", ["bf16", "f32"])
+def test_all_bits_of_latent_attention_under_faults_on_this_cpu(tmp_path: Path, weights: WeightType) -> None:
+    options = BuildOptions(weights=weights, decode_batch_sizes=(1, 2, 4, 8))
+    artifact = build("random:tiny-latent", tmp_path / "out", options, QuietProgress())
+    with served(artifact, lambda: open_device("cpu", "auto"), 16) as model:
+        measure(model, 100)
+
+
 @pytest.mark.by_hand
 @pytest.mark.timeout(3600)
 def test_all_bits_of_a_thousand_answers_of_smollm2(tmp_path: Path) -> None:
@@ -111,10 +120,15 @@ def test_all_bits_of_a_thousand_answers_of_smollm2(tmp_path: Path) -> None:
 @pytest.mark.emulated
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("catalogue", "answers"), [(6, 20), pytest.param(64, MANY, marks=pytest.mark.by_hand)]
+    ("source", "catalogue", "answers"),
+    [
+        ("random:tiny", 6, 20),
+        ("random:tiny-latent", 6, 20),
+        pytest.param("random:tiny", 64, MANY, marks=pytest.mark.by_hand),
+    ],
 )
 def test_all_bits_under_faults_on_an_emulated_gpu(
-    build_tiny: BuildTiny, emulated_gpus: EmulatedGpus, catalogue: int, answers: int
+    tmp_path: Path, emulated_gpus: EmulatedGpus, source: str, catalogue: int, answers: int
 ) -> None:
     options = BuildOptions(
         device=f"hip:{CHIP}",
@@ -124,8 +138,9 @@ def test_all_bits_under_faults_on_an_emulated_gpu(
         context_length=256,
         batch_invariant=True,
     )
+    artifact = build(source, tmp_path / "out", options, QuietProgress())
     with (
         emulated_gpus.watch(CHIP),
-        served(build_tiny(options), lambda: emulated_gpus.open(CHIP), catalogue) as model,
+        served(artifact, lambda: emulated_gpus.open(CHIP), catalogue) as model,
     ):
         measure(model, answers)

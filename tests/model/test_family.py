@@ -8,7 +8,9 @@ import pytest
 
 from shortfin_apps.llm.model.attention import Attend, NormHeads, NormValues, NormWhole
 from shortfin_apps.llm.model.dual_experts import Zeros
+from shortfin_apps.llm.model.expert_scores import PreferExperts, ScoreExperts
 from shortfin_apps.llm.model.feed_forward import GatedExperts, Route, SumExperts
+from shortfin_apps.llm.model.latent_attention import AbsorbKeys, AttendLatent, ExpandValues, NormFirst
 from shortfin_apps.llm.model.layer_inputs import TABLE, EmbedLayers, GateLayerInput, JoinLayerInputs
 from shortfin_apps.llm.model.layer_scale import Scale
 from shortfin_apps.llm.model.operations import (
@@ -30,7 +32,7 @@ from tests.builder.specs import ffn_features
 
 WEIGHTED = (
     *(Embed, Norm, AddNormed, Linear, AddBias, NormHeads, NormWhole, GatedLinear, Scale),
-    *(EmbedLayers, JoinLayerInputs),
+    *(EmbedLayers, JoinLayerInputs, NormFirst, AbsorbKeys, PreferExperts),
 )
 SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values(), ROUTED], ids=["plain", *OTHERS, "routed"])
 
@@ -50,6 +52,8 @@ def weights_of(spec: ModelSpec, operation: Operation) -> list[str]:
             named = [operation.sinks]
         case GatedExperts() | SumExperts():
             named = [operation.weight, operation.bias]
+        case AttendLatent():
+            named = [operation.norm]
         case _:
             named = [operation.weight] if isinstance(operation, WEIGHTED) else []
     return [weight for weight in named if weight is not None]
@@ -105,8 +109,30 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 features[operation.out] = features[operation.qkv]
             case Activate():
                 features[operation.out] = features[operation.x] // 2
+            case NormFirst():
+                assert shapes[operation.weight] == (operation.features,)
+                assert features[operation.x] > operation.features
+                features[operation.out] = operation.features
+            case AbsorbKeys():
+                latent = operation.block
+                assert shapes[operation.weight] == (latent.heads * latent.expanded_dim, latent.rank)
+                assert features[operation.x] >= latent.heads * latent.head_dim
+                features[operation.out] = latent.heads * latent.rank
+            case AttendLatent():
+                latent = operation.block
+                assert features[operation.absorbed] == latent.heads * latent.rank
+                assert features[operation.joint] == latent.joint_features
+                assert shapes[operation.norm] == (latent.rank,)
+                features[operation.out] = latent.heads * latent.rank
+            case ExpandValues():
+                latent = operation.block
+                assert features[operation.x] == latent.heads * latent.rank
+                features[operation.out] = latent.heads * latent.value_dim
+            case ScoreExperts() | PreferExperts():
+                features[operation.out] = features[operation.x]
             case Route():
                 assert spec.experts is not None
+                assert operation.scores is None or features[operation.scores] == features[operation.x]
                 assert features[operation.x] == spec.experts.count
                 features[operation.out] = spec.experts.count
             case GatedExperts() | SumExperts():

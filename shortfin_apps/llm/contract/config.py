@@ -67,8 +67,8 @@ class PagedKVCacheConfig:
     transformer blocks in the pool. Such models have one stage. A pool other than "whole" has its own number
     of pages, and keeps those that the last `window_tokens` tokens need. A page of pool "state" holds the
     state after the page's last token; `window_tokens` is then 2. `pool_heads` maps each pool to its number of
-    K/V heads and their size, if the pools differ in these. Upstream has none of these three, which
-    config.json has only if needed.
+    K/V heads and their size, if the pools differ in these. With `values_in_keys`, a value is a part of its
+    key, and takes no memory. Upstream has none of these four, which config.json has only if needed.
     """
 
     attention_head_count_kv: int
@@ -79,10 +79,16 @@ class PagedKVCacheConfig:
     window_tokens: int | None = None
     pools: Mapping[Pool, int] | None = None
     pool_heads: Mapping[Pool, tuple[int, int]] | None = None
+    values_in_keys: bool | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
         return KV_DTYPES[self.kv_cache_dtype]
+
+    @property
+    def planes(self) -> int:
+        """Cache rows of a token in a layer: K and V, or a single one."""
+        return 1 if self.values_in_keys else 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +147,9 @@ class ModelConfig:
     @property
     def token_elements(self) -> int:
         """Elements of K and V of one token, summed over all slabs; states are not counted."""
-        dtype = self.paged_kv_cache.dtype
+        dtype, planes = self.paged_kv_cache.dtype, self.paged_kv_cache.planes
         rows = {pool: cache_row_elements(*self.heads_of(pool), dtype) for pool in self.pools}
-        return sum(blocks * 2 * rows[pool] for pool, blocks in self.pools.items() if pool != "state")
+        return sum(blocks * planes * rows[pool] for pool, blocks in self.pools.items() if pool != "state")
 
     def heads_of(self, pool: Pool) -> tuple[int, int]:
         """Return the number of K/V heads in the pool's layers, and their size."""
@@ -188,7 +194,7 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object, which upstream can load, too."""
         fields = dataclasses.asdict(self)
-        for name in ("window_tokens", "pools", "pool_heads"):
+        for name in ("window_tokens", "pools", "pool_heads", "values_in_keys"):
             if fields["paged_kv_cache"][name] is None:
                 del fields["paged_kv_cache"][name]
         return fields
@@ -214,6 +220,8 @@ class ModelConfig:
         if cache.window_tokens is not None:
             _require_positive("paged_kv_cache.window_tokens", cache.window_tokens)
         self._check_pools()
+        if cache.values_in_keys not in (None, True, False):
+            raise ArtifactError("`paged_kv_cache.values_in_keys` must be true or false")
         if not isinstance(self.has_prefill_position, bool):
             raise ArtifactError(
                 f"`has_prefill_position` must be true or false, not {self.has_prefill_position!r}"

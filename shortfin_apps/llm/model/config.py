@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from shortfin_apps.llm.contract.config import SCALE_BYTES, ModelConfig, PagedKVCacheConfig, Pool
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.kv_layout import KV_DTYPE_NAMES, KeysValues, kv_dtype
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
@@ -18,7 +17,7 @@ DEFAULT_SLAB_BYTES = 1 << 30
 def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     """Create the config. Raises BuildError, naming the flag, if an option does not fit the model."""
     _check_sizes(options)
-    dims = [each.head_dim for each in spec.blocks_of(Attention)]
+    dims = [layout.head_dim for _, layout in spec.kv_layouts if isinstance(layout, KeysValues)]
     if options.kv == "q8_0" and (odd := [dim for dim in dims if dim % SCALE_BYTES]):
         raise BuildError(f"--kv: q8_0 needs heads in multiples of {SCALE_BYTES}, not of {odd[0]}")
     _check_batch_invariant(spec, options)
@@ -31,18 +30,18 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
     elements = pool_elements(spec, options)
     # Pages of states are not counted here: the server chooses their number.
     of_tokens = sum(count for pool, count in elements.items() if pool != "state")
-    attention, heads = spec.attention, pool_heads(spec)
+    stored, heads = spec.keys_values, pool_heads(spec)
     return ModelConfig(
         max_seq_len=max_seq_len,
         transformer_block_count=len(spec.kv_layouts),
-        attn_head_dim=attention.head_dim,
+        attn_head_dim=stored.head_dim,
         prefill_batch_sizes=options.prefill_batch_sizes,
         decode_batch_sizes=options.decode_batch_sizes,
         has_prefill_position=True,
         attn_dtype=KV_DTYPE_NAMES[options.query_dtype],
         top_k=options.top_k,
         paged_kv_cache=PagedKVCacheConfig(
-            attention_head_count_kv=attention.kv_heads,
+            attention_head_count_kv=stored.kv_heads,
             block_seq_stride=options.block_seq_stride,
             device_block_count=_page_count(options, max_seq_len, of_tokens),
             kv_cache_dtype=KV_DTYPE_NAMES[options.kv],
@@ -50,6 +49,7 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
             window_tokens=window_of(spec),
             pools=None if elements.keys() == {"whole"} else {p: len(its) for p, its in spec.pools.items()},
             pool_heads=heads if len(set(heads.values())) > 1 else None,
+            values_in_keys=stored.planes(options.stores_values) == 1 or None,
         ),
     )
 
@@ -125,6 +125,13 @@ def pool_heads(spec: ModelSpec) -> dict[Pool, tuple[int, int]]:
     return {layout.pool: (layout.kv_heads, layout.head_dim) for layout in layouts}
 
 
+def pool_planes(spec: ModelSpec, pool: Pool, options: BuildOptions) -> int:
+    """Return the cache rows per token and layer in a pool; for states, which have no rows, 2."""
+    layouts = (layout for _, layout in spec.kv_layouts if layout.pool == pool)
+    kept = (layout for layout in layouts if isinstance(layout, KeysValues))
+    return next((layout.planes(options.stores_values) for layout in kept), 2)
+
+
 def window_of(spec: ModelSpec) -> int | None:
     """Return the size of the largest window (a state counts as 2); None if no layer has either."""
     windows = {layout.window for _, layout in spec.kv_layouts} - {None}
@@ -135,7 +142,9 @@ def pool_elements(spec: ModelSpec, options: BuildOptions) -> dict[Pool, int]:
     """Return the number of elements of one page, for each pool of the model."""
     elements = dict.fromkeys(spec.pools, 0)
     for _, layout in spec.kv_layouts:
-        elements[layout.pool] += layout.page_elements(options.kv, options.block_seq_stride)
+        elements[layout.pool] += layout.page_elements(
+            options.kv, options.block_seq_stride, options.stores_values
+        )
     return elements
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.model.block import Block, ReferenceLayer
+from shortfin_apps.llm.model.expert_scores import ExpertScores, PreferExperts, ScoreExperts
 from shortfin_apps.llm.model.operations import (
     Activate,
     Activation,
@@ -91,9 +92,10 @@ class MoE(Block):
     `count`: experts; `per_token`: experts per token; `features`: intermediate size of an expert.
     A token uses the experts with the largest router logits; on ties, those of lower index. Their weights are
     the softmax over all router logits, rescaled to a sum of 1 if `is_normalised`. `biases`: the router and
-    all projections of experts have a bias. `shared`: intermediate size of an additional expert for all
-    tokens; its result is multiplied by sigmoid(gate), where a learned projection computes a scalar gate per
-    token.
+    all projections of experts have a bias. `scores` replaces the softmax: weights are its scores, and a token
+    uses the experts that it prefers. `scale`: a factor of all weights. `shared`: intermediate size of an
+    additional expert for all tokens; if `gates_shared`, its result is multiplied by sigmoid(gate), where a
+    learned projection computes a scalar gate per token.
     """
 
     KIND: ClassVar[str] = "routed experts"
@@ -103,7 +105,10 @@ class MoE(Block):
     is_normalised: bool = True
     activation: Activation = "silu"
     biases: bool = False
+    scores: ExpertScores | None = None
+    scale: float = 1.0
     shared: int | None = None
+    gates_shared: bool = True
     norm_before: bool = True
 
     @property
@@ -114,10 +119,18 @@ class MoE(Block):
         """List the tensors; the experts' matrices are stacked."""
         if self.norm_before:
             yield ModelTensor("ffn_norm.weight", (hidden,))
+        if self.shared:
+            yield ModelTensor("ffn_gate_shexp.weight", (self.shared, hidden), "ffn_gate_up_shexp.weight")
+            yield ModelTensor("ffn_up_shexp.weight", (self.shared, hidden), "ffn_gate_up_shexp.weight")
+            if self.gates_shared:
+                yield ModelTensor("ffn_gate_inp_shexp.weight", (1, hidden), stored="floats")  # one row
+            yield ModelTensor("ffn_down_shexp.weight", (hidden, self.shared))
         # Stored as floats: the router is small, and rounding errors could select other experts.
         yield ModelTensor("ffn_gate_inp.weight", (self.count, hidden), stored="floats")
         if self.biases:
             yield ModelTensor("ffn_gate_inp.bias", (self.count,))
+        if self.scores and self.scores.bias:
+            yield ModelTensor("exp_probs_b.bias", (self.count,))
         for kinds, stack, shape in (
             (("gate", "up"), "ffn_gate_up_exps", (self.features, hidden)),
             (("down",), "ffn_down_exps", (hidden, self.features)),
@@ -125,11 +138,6 @@ class MoE(Block):
             yield from self._of_experts(kinds, f"{stack}.weight", shape)
             if self.biases:
                 yield from self._of_experts(kinds, f"{stack}.bias", shape[:1])
-        if self.shared:
-            yield ModelTensor("ffn_gate_inp_shexp.weight", (1, hidden), stored="floats")  # one row
-            yield ModelTensor("ffn_gate_shexp.weight", (self.shared, hidden), "ffn_gate_up_shexp.weight")
-            yield ModelTensor("ffn_up_shexp.weight", (self.shared, hidden), "ffn_gate_up_shexp.weight")
-            yield ModelTensor("ffn_down_shexp.weight", (hidden, self.shared))
 
     def _of_experts(self, kinds: Sequence[str], weight: str, shape: tuple[int, ...]) -> Iterator[ModelTensor]:
         """List the tensors of all experts that are stacked into the stored weight `weight`."""
@@ -144,15 +152,22 @@ class MoE(Block):
         yield norm_before(x, f"{prefix}ffn_norm.weight" if self.norm_before else None)
         if self.shared:
             yield GatedLinear("normed", "shared", f"{prefix}ffn_gate_up_shexp.weight", self.activation)
-            yield Linear("normed", "gates", f"{prefix}ffn_gate_inp_shexp.weight")
-            yield GateTokens("shared", "shared", "gates")
+            if self.gates_shared:
+                yield Linear("normed", "gates", f"{prefix}ffn_gate_inp_shexp.weight")
+                yield GateTokens("shared", "shared", "gates")
             yield Linear("shared", x, f"{prefix}ffn_down_shexp.weight", residual=x)
         yield Linear("normed", "router", f"{prefix}ffn_gate_inp.weight")
         gate_up_bias = down_bias = None
         if self.biases:
             yield AddBias("router", "router", f"{prefix}ffn_gate_inp.bias")
             gate_up_bias, down_bias = (f"{prefix}ffn_{name}_exps.bias" for name in ("gate_up", "down"))
-        yield Route("router", "routing")
+        if self.scores is None:
+            yield Route("router", "routing")
+        else:
+            bias = f"{prefix}exp_probs_b.bias" if self.scores.bias else None
+            yield ScoreExperts("router", "scores", self.scores)
+            yield PreferExperts("scores", "preferences", self.scores, bias)
+            yield Route("preferences", "routing", "scores")
         gate_up, down = (f"{prefix}ffn_{name}_exps.weight" for name in ("gate_up", "down"))
         yield GatedExperts("normed", "gated", gate_up, "routing", gate_up_bias)
         yield SumExperts("gated", out, down, "routing", x, down_bias)
@@ -162,15 +177,17 @@ class MoE(Block):
         bias = weights.get("ffn_gate_inp.bias", np.float32(0))
         out = sum_of_experts(self, h, h @ weights["ffn_gate_inp.weight"].T + bias, weights)
         if self.shared:
-            gates = 1 / (1 + np.exp(-h @ weights["ffn_gate_inp_shexp.weight"].T))
             both = h @ weights["ffn_gate_up_shexp.weight"].T
-            out += gates * (gated(self.activation, both) @ weights["ffn_down_shexp.weight"].T)
+            shared = gated(self.activation, both) @ weights["ffn_down_shexp.weight"].T
+            if self.gates_shared:
+                shared *= 1 / (1 + np.exp(-h @ weights["ffn_gate_inp_shexp.weight"].T))
+            out += shared
         return out
 
 
 def sum_of_experts(experts: MoE, h: F32, router: F32, weights: Mapping[str, F32]) -> F32:
     """Return the weighted sum of each token's experts, of their input `h` and the `router` logits."""
-    chosen, shares = route(experts, router)
+    chosen, shares = route(experts, router, weights.get("exp_probs_b.bias"))
     gate_up, down = (_projections(weights, f"ffn_{name}_exps") for name in ("gate_up", "down"))
     out = np.zeros_like(h)
     for token, its_experts in enumerate(chosen):
@@ -186,13 +203,18 @@ def _projections(weights: Mapping[str, F32], name: str) -> tuple[F32, F32]:
     return weight, weights.get(f"{name}.bias", np.zeros(weight.shape[:2], np.float32))
 
 
-def route(experts: MoE, logits: F32) -> tuple[npt.NDArray[np.int64], F32]:
-    """Return each token's experts, most likely first, and their weights; both [tokens, per_token]."""
-    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    chosen = np.argsort(-logits, axis=-1, kind="stable")[:, : experts.per_token]
+def route(experts: MoE, logits: F32, bias: F32 | None = None) -> tuple[npt.NDArray[np.int64], F32]:
+    """Return each token's experts, most likely first, and their weights; both [tokens, per_token].
+
+    `bias` [experts]: of ExpertScores.
+    """
+    shares = (experts.scores or ExpertScores(is_sigmoid=False)).scores(logits)
+    preferred = logits if experts.scores is None else experts.scores.preferences(shares, bias)
+    chosen = np.argsort(-preferred, axis=-1, kind="stable")[:, : experts.per_token]
     weights = np.take_along_axis(shares, chosen, axis=-1)
-    return chosen, weights / weights.sum(axis=-1, keepdims=True) if experts.is_normalised else weights
+    if experts.is_normalised:
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+    return chosen, weights * np.float32(experts.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +222,12 @@ class Route(Operation):
     """Router logits [tokens, experts] f32 -> each token's experts and their weights (see MoE).
 
     Only GatedExperts and SumExperts read the result, whose format each lowering defines. Padding tokens have
-    no experts.
+    no experts. With `scores` [tokens, experts] f32, `x` are the preferences by which experts are chosen, and
+    their weights are these scores, not a softmax of `x`.
     """
+
+    READS: ClassVar = ("x", "scores")
+    scores: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from shortfin_apps.llm.model.rope import Rotation
 # g * sigmoid(1.702 g) * (u + 1), with g clamped to at most 7 and u to -7 .. 7.
 Activation = Literal["silu", "gelu", "clamped"]
 # How a matrix is stored (vectors are always f32): in the build's weight type; as floats, even if that type is
-# quantised; or transposed, for the taps [channels, taps] of a convolution.
-Stored = Literal["weights", "floats", "taps"]
+# quantised; as floats in row-major order on every target; or transposed, for the taps [channels, taps] of a
+# convolution.
+Stored = Literal["weights", "floats", "rows", "taps"]
 
 
 @dataclass(frozen=True, slots=True)

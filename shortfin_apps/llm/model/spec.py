@@ -1,7 +1,6 @@
 """The structure of a model (ModelSpec), and the options of a build (BuildOptions).
 
 Where features that are not implemented yet belong:
-- latent attention (MLA): a new block with its own KV layout (kv_layout.py);
 - adapters (LoRA): an additive term of Linear, and each sequence's adapter as an input of the batch;
 - image embeddings: an input next to `tokens`, with which Embed replaces the embeddings of placeholder ids;
 - sharded weights: an axis of a block's `ModelTensor`, and a sum over devices after the block's last Linear.
@@ -19,7 +18,7 @@ from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.feed_forward import MoE
-from shortfin_apps.llm.model.kv_layout import KVLayout, KVType
+from shortfin_apps.llm.model.kv_layout import KeysValues, KVLayout, KVType
 from shortfin_apps.llm.model.layer_inputs import LayerInputs
 from shortfin_apps.llm.model.operations import (
     CapLogits,
@@ -76,6 +75,11 @@ class ModelSpec:
     def attention(self) -> Attention:
         """The first attention block, for formats with a single head count and head size."""
         return self.blocks_of(Attention)[0]
+
+    @property
+    def keys_values(self) -> KeysValues:
+        """The layout of the first layer with keys and values."""
+        return next(layout for _, layout in self.kv_layouts if isinstance(layout, KeysValues))
 
     @property
     def experts(self) -> MoE | None:
@@ -266,6 +270,11 @@ class BuildOptions:
     def block_bits(self) -> ActivationBits:
         """Bits of activations in blocks, which are multiplied by weights in blocks."""
         return self.activation_bits or 12
+
+    @property
+    def stores_values(self) -> bool:
+        """Whether pages have values that are a part of their keys, too, as kernels for CPUs need them."""
+        return self.device.startswith("cpu")
 
     @property
     def has_blocks(self) -> bool:

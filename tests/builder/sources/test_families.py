@@ -21,6 +21,7 @@ from tests.builder.specs import changed
 NOT_IN_GGUF = (
     *("llama-yarn-not-truncated", "llama3", "qwen3-moe-mixed", "smollm3-listed"),
     *("gemma3-otherwise", "granite4", "gemma4", "gemma4-e", "gemma4-moe", "gemma4-unified"),
+    *("deepseek3", "glm4-moe-lite"),
 )
 # Whose tensors have another order there.
 REORDERED = ("qwen35", "qwen35-moe")

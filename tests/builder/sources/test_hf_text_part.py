@@ -27,6 +27,7 @@ WHOLES = {
     "gemma4-unified": ("gemma4_unified", "model.language_model.", "", "model.vision_embedder."),
     "qwen35": ("qwen3_5", "model.language_model.", "", "model.visual."),
     "qwen35-moe": ("qwen3_5_moe", "model.language_model.", "", "model.visual."),
+    "deepseek3": ("kimi_vl", "language_model.", "language_model.", "vision_tower."),
 }
 
 

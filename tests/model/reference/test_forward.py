@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shortfin_apps.llm.model.kv_layout import KeysValues
 from shortfin_apps.llm.model.reference.forward import begin, forward, run_layer, weights_of
 from shortfin_apps.llm.model.spec import ModelSpec
 from tests.builder.compiled_model import OTHERS, ROUTED, TINY, random_weights
-from tests.builder.specs import attentions_of
 
 SPECS = {"tiny": TINY, "routed": ROUTED, **OTHERS}
 
@@ -26,7 +26,7 @@ def test_what_layers_add_to_the_cache_is_the_past_of_later_tokens(
     first = min(length - 1, max(1, round(split * length)))
     x, carried = begin(spec, weights, lambda table: weights[table][tokens[:first]])
     past = []
-    for layer, block in enumerate(attentions_of(spec)):
+    for layer, (block, *_) in enumerate(spec.layers):
         its = weights_of(weights, layer)
         x, kept = run_layer(spec, layer, its, x, carried, has_quantised_cache=quantised)
         if block.kv_layout is None:
@@ -34,7 +34,9 @@ def test_what_layers_add_to_the_cache_is_the_past_of_later_tokens(
             past.append(np.zeros(0, np.float32))  # which nothing reads
             continue
         assert kept is not None
-        assert kept.keys.shape == kept.values.shape == (first, block.kv_heads, block.head_dim)
+        assert isinstance(block.kv_layout, KeysValues)
+        heads = block.kv_layout.kv_heads, block.kv_layout.head_dim
+        assert kept.keys.shape == kept.values.shape == (first, *heads)
         past.append(np.stack([kept.keys, kept.values]))
     later = forward(spec, weights, tokens[first:], past, quantised)
     whole = forward(spec, weights, tokens, has_quantised_cache=quantised)

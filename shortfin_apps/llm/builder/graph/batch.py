@@ -24,7 +24,12 @@ class Slab:
     blocks: Tensor  # [rows, width] i64
     cache: Tensor  # [pages, page elements] in the KV type
     suffix: str = ""
+    planes: int = 2  # cache rows per token and layer (KeysValues.planes)
     slots: Tensor | None = None  # [tokens] i64: see token_layout.cache_slots
+
+    def page_rows(self, stride: int) -> int:
+        """Return the cache rows of a page of `stride` tokens."""
+        return self.planes * stride * len(self.layers)
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
@@ -77,8 +82,8 @@ class Batch:
         return self.slab.layers.index(layer)
 
     def page_rows(self, stride: int) -> int:
-        """Return the cache rows of a page in the current slab: two per token and layer, for K and for V."""
-        return 2 * stride * len(self.slab.layers)
+        """Return the cache rows of a page in the current slab."""
+        return self.slab.page_rows(stride)
 
     @property
     def rotary(self) -> Tensor:

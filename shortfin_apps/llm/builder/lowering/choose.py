@@ -23,6 +23,7 @@ from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
 from shortfin_apps.llm.builder.lowering.cpu.delta_net import VectorDeltaNet
 from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
+from shortfin_apps.llm.builder.lowering.cpu.latent_attention import CpuLatentAttention
 from shortfin_apps.llm.builder.lowering.cpu.matmul import VectorOperations
 from shortfin_apps.llm.builder.lowering.cpu.sampling import VectorSampling
 from shortfin_apps.llm.builder.lowering.cpu.top_k import VectorTopK
@@ -45,6 +46,7 @@ from shortfin_apps.llm.model.attention import Attend, NormWhole
 from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.delta_net import DeltaRule
 from shortfin_apps.llm.model.feed_forward import GatedExperts, Route, SumExperts
+from shortfin_apps.llm.model.latent_attention import AbsorbKeys, AttendLatent, ExpandValues
 from shortfin_apps.llm.model.operations import (
     AddNormed,
     Embed,
@@ -204,6 +206,13 @@ TRITON = Candidate(
     _from_triton("layers", "TritonLayers"),
 )
 
+TRITON_LATENT = Candidate(
+    "triton/latent_attention",
+    (AbsorbKeys, AttendLatent, ExpandValues),
+    _triton,
+    _from_triton("latent_attention", "TritonLatentAttention"),
+)
+
 # In order of preference: for each kind of operation, the first candidate with all needs met is chosen.
 CANDIDATES = (
     FUSED_LAYER,
@@ -214,10 +223,20 @@ CANDIDATES = (
     Candidate("amx/experts", EXPERTS, _amx_expert_tiles, AmxExperts),
     Candidate("cpu/experts", EXPERTS, _cpu, VectorExperts),
     Candidate("cpu/paged_attention", (Attend,), _cpu, VectorAttention),
+    Candidate(
+        "avx512/latent_attention",
+        (AttendLatent,),
+        _bf16_attention,
+        lambda c: CpuLatentAttention(c, Bf16Attention),
+    ),
+    Candidate(
+        "cpu/latent_attention", (AttendLatent,), _cpu, lambda c: CpuLatentAttention(c, VectorAttention)
+    ),
     Candidate("cpu/delta_net", (DeltaRule,), _cpu, VectorDeltaNet),
     Candidate("cpu/top_k", (TopK,), _cpu, VectorTopK),
     Candidate("cpu/sampling", (Sample,), _cpu, VectorSampling),
     TRITON,
+    TRITON_LATENT,
     Candidate("triton/delta_net", (DeltaRule,), _triton_states, _from_triton("delta_net", "TritonDeltaNet")),
     Candidate("triton/top_k", (TopK,), _triton_candidates, _from_triton("top_k", "TritonTopK")),
     Candidate("triton/sampling", (Sample,), _triton_candidates, _from_triton("sampling", "TritonSampling")),
@@ -238,8 +257,8 @@ def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATE
     _check_sizes(context)
     kinds = dict.fromkeys(type(operation) for operation in context.spec.operations())
     choices = {kind: _choose(kind, context, candidates) for kind in (*kinds, TopK, Sample)}
-    attend = choices[Attend]
-    if choices[Linear].candidate is FUSED_LAYER and context.target.is_cpu:
+    attend = choices.get(Attend)
+    if attend and choices[Linear].candidate is FUSED_LAYER and context.target.is_cpu:
         reason = f"{attend.reason}; a decode's is a stage of {FUSED_LAYER.name}"
         choices[Attend] = replace(attend, reason=reason)
     return tuple(choices.values())
@@ -253,7 +272,7 @@ def make_lowering(context: LoweringContext, choices: Sequence[Choice]) -> Loweri
             made[choice.candidate.name] = choice.candidate.make(context)
     kernels = {choice.kind: made[choice.candidate.name] for choice in choices}
     fused = made.get(FUSED_LAYER.name) or made.get(TRITON.name)
-    attention = kernels[Attend]
+    attention = kernels.get(Attend)
     if isinstance(fused, FusedLayers) and isinstance(attention, Bf16Attention | VectorAttention):
         fused.attention = attention
     return Lowering(kernels, context.rendered, fused, _preparation(context, made))
@@ -282,7 +301,10 @@ def _token_preparation(context: LoweringContext, made: Mapping[str, Any]) -> Pre
 
 def has_static_workspace(choices: Sequence[Choice]) -> bool:
     """Whether the size of temporary memory depends only on the numbers of sequences and tokens."""
-    return any(choice.kind is Attend and choice.candidate is TRITON for choice in choices)
+    return any(
+        choice.kind in (Attend, AttendLatent) and choice.candidate in (TRITON, TRITON_LATENT)
+        for choice in choices
+    )
 
 
 def _choose(kind: Kind, context: LoweringContext, candidates: Sequence[Candidate]) -> Choice:

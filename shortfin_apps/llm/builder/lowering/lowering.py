@@ -7,7 +7,7 @@ A kernel class handles one or more kinds of operations, and has the method of ea
     AddNormed    add_normed(e, x, weight, residual) -> Tensor
     Linear       linear(e, x, weight, residual or None) -> Tensor
     GatedLinear  gated_linear(e, x, weight, activation) -> Tensor
-    Route        route(e, logits, batch) -> the `routing` argument for the experts of the same class
+    Route        route(e, logits, batch, scores or None) -> the `routing` for the experts of the same class
     GatedExperts gated_experts(e, x, weight, bias or None, routing) -> Tensor
     SumExperts   sum_experts(e, x, weight, bias or None, routing, residual) -> Tensor
     Attend       attend(e, operation, qkv, batch) -> Tensor
@@ -368,7 +368,8 @@ class Lowering:
             case GatedLinear():
                 values[operation.out] = kernels.gated_linear(e, x, operation.weight, operation.activation)
             case Route():
-                values[operation.out] = kernels.route(e, x, values.batch)
+                scores = values[operation.scores] if operation.scores else None
+                values[operation.out] = kernels.route(e, x, values.batch, scores)
             case GatedExperts():
                 routing = values.operand(operation.routing)
                 weights = operation.weight, operation.bias

@@ -74,7 +74,7 @@ def compile_model(
 
 def _flags_for(spec: ModelSpec, options: BuildOptions, target: Target) -> tuple[str, ...]:
     dims = [each.head_dim for each in spec.blocks_of(Attention)]
-    is_endless = min(dims) < _SMALLEST_SOUND_HEAD and options.extend_sizes
+    is_endless = min(dims, default=_SMALLEST_SOUND_HEAD) < _SMALLEST_SOUND_HEAD and options.extend_sizes
     if target.architecture == "amdgpu" and is_endless:
         return (*target.flags, _NO_VECTORIZED_LOADS)
     return target.flags

@@ -8,6 +8,7 @@ KV cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tensor, tensor_type
@@ -40,8 +41,16 @@ ROW_UPDATES = {  # arguments that entries update which read existing rows
     EntryFamily.LOGPROBS: (),
 }
 
-# By pool: the layers with pages in the pool's slab, and the elements of a page.
-Slabs = Mapping[Pool, tuple[Sequence[int], int]]
+
+class SlabSizes(NamedTuple):
+    """The layers with pages in a pool's slab, the elements of a page, and cache rows per token and layer."""
+
+    layers: Sequence[int]
+    elements: int
+    planes: int
+
+
+Slabs = Mapping[Pool, SlabSizes]
 Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
 RowBody = Callable[[Emitter, Mapping[str, Tensor]], RowResults]
 
@@ -295,8 +304,8 @@ def _batch(
 def _slabs(e: Emitter, rows: Dim, options: BuildOptions, slabs: Slabs) -> list[Slab]:
     """Import the slabs of the cache, and the block tables."""
     return [
-        _slab(e, rows, pool, layers, elements, options, has_own_table=pool != "whole" and "whole" in slabs)
-        for pool, (layers, elements) in slabs.items()
+        _slab(e, rows, pool, sizes, options, has_own_table=pool != "whole" and "whole" in slabs)
+        for pool, sizes in slabs.items()
     ]
 
 
@@ -304,8 +313,7 @@ def _slab(
     e: Emitter,
     rows: Dim,
     pool: Pool,
-    layers: Sequence[int],
-    elements: int,
+    sizes: SlabSizes,
     options: BuildOptions,
     *,
     has_own_table: bool,
@@ -317,9 +325,10 @@ def _slab(
     table, name = BLOCK_TABLES[has_own_table], CACHES[has_own_table]
     return Slab(
         pool=pool,
-        layers=layers,
+        layers=sizes.layers,
+        planes=sizes.planes,
         blocks=_import(e, table, (rows, _dim(e, table, 1)), "i64"),
-        cache=_import(e, name, (_dim(e, name, 0), elements), options.cache_dtype, updated=True),
+        cache=_import(e, name, (_dim(e, name, 0), sizes.elements), options.cache_dtype, updated=True),
         suffix="_in_windows" if has_own_table else "",
     )
 
@@ -401,8 +410,8 @@ def _argument_types(entry: Entry, options: BuildOptions, slabs: Slabs) -> dict[s
     """Return the MLIR types of the arguments of a prefill, decode, extend or decode loop, in order."""
     shapes = _shapes_of(entry, has_windows=len(slabs) > 1, takes_followers=_takes_followers(entry, slabs))
     caches = {
-        name: tensor_type(("?", elements), options.cache_dtype)
-        for name, (_, elements) in zip(CACHES, slabs.values(), strict=False)
+        name: tensor_type(("?", sizes.elements), options.cache_dtype)
+        for name, sizes in zip(CACHES, slabs.values(), strict=False)
     }
     return {**{name: tensor_type(shape, "i64") for name, shape in shapes.items()}, **caches}
 

@@ -14,6 +14,7 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.compile_all import CompileK
 from shortfin_apps.llm.builder.lowering.choose import choose, has_static_workspace, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, RenderedKernels, Values
 from shortfin_apps.llm.builder.program.entry import (
+    SlabSizes,
     entries_of,
     write_decode_loop,
     write_entry,
@@ -23,7 +24,7 @@ from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.contract.abi import RESIDENT_WORKGROUPS, Entry, EntryFamily
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.config import context_length, pool_elements, within
+from shortfin_apps.llm.model.config import context_length, pool_elements, pool_planes, within
 from shortfin_apps.llm.model.operations import Sample, TopK
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
@@ -92,7 +93,10 @@ class ModelModule:
             return values
 
         elements = pool_elements(self._spec, self._options)
-        slabs = {pool: (layers, elements[pool]) for pool, layers in self._spec.pools.items()}
+        slabs = {
+            pool: SlabSizes(layers, elements[pool], pool_planes(self._spec, pool, self._options))
+            for pool, layers in self._spec.pools.items()
+        }
         write = write_decode_loop if is_loop else write_entry
         places = self._lowering.places_logits and self._spec.logit_cap is None
         return write(

@@ -19,6 +19,7 @@ from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.families import FAMILIES, OF_ARCHITECTURE, OF_MODEL_TYPE
 from shortfin_apps.llm.model.feed_forward import MoE
+from shortfin_apps.llm.model.latent_attention import LatentAttention
 from shortfin_apps.llm.model.spec import ModelSpec, WeightType, tensor_shapes
 from shortfin_apps.llm.model.weight_blocks import E2M1, MXFP4, Blocks, BlockType, Terms
 
@@ -118,8 +119,9 @@ class ModelSource(ABC):
 def row_order(spec: ModelSpec, name: str) -> npt.NDArray[np.intp] | None:
     """Return, for each row of tensor `name`, its row index in the file; None if the order is the same.
 
-    The order differs where only some elements of a head rotate (in a file, they come first), where q has
-    gates, and where a gated delta net has fused projections (in a file, they are grouped by key head).
+    The order differs where only some elements of a head rotate (in a file, they come first), where pairs of
+    elements that rotate together are adjacent, where q has gates, and where a gated delta net has fused
+    projections (in a file, they are grouped by key head).
     """
     if not name.startswith("blk."):
         return None
@@ -128,6 +130,8 @@ def row_order(spec: ModelSpec, name: str) -> npt.NDArray[np.intp] | None:
             return delta_row_order(block, name)
         if isinstance(block, Attention):
             return _attention_row_order(block, name)
+        if isinstance(block, LatentAttention):
+            return _latent_row_order(block, name)
     return None
 
 
@@ -148,6 +152,20 @@ def _attention_row_order(block: Attention, name: str) -> npt.NDArray[np.intp] | 
     order = np.arange(turned + others)
     order[:turned] = (np.arange(heads)[:, None] * block.head_dim + _head_row_order(block)).reshape(-1)
     return order
+
+
+def _latent_row_order(block: LatentAttention, name: str) -> npt.NDArray[np.intp] | None:
+    heads, before = {
+        "attn_q": (block.heads, block.plain),
+        "attn_q_b": (block.heads, block.plain),
+        "attn_kv_a_mqa": (1, block.rank),
+    }.get(name.split(".")[-2], (0, 0))
+    if not block.in_pairs or not heads:
+        return None
+    rows = np.arange(heads * (before + block.rotated)).reshape(heads, -1)
+    return np.concatenate([rows[:, :before], rows[:, before::2], rows[:, before + 1 :: 2]], axis=1).reshape(
+        -1
+    )
 
 
 def _head_row_order(block: Attention) -> npt.NDArray[np.intp]:
@@ -196,6 +214,8 @@ def check_spec(where: str, spec: ModelSpec) -> None:
         match block:
             case Attention():
                 _check_attention(where, block)
+            case LatentAttention():
+                _check_latent(where, block)
             case MoE(count=count, per_token=per_token) if not 0 < per_token <= count:
                 raise BuildError(f"{where}: a token cannot have {per_token} of {count} experts")
             case DeltaNet(value_heads=heads, key_heads=key_heads) if heads % key_heads:
@@ -220,6 +240,17 @@ def _check_attention(where: str, block: Attention) -> None:
         raise BuildError(f"{where}: {dim} elements of a head of {block.head_dim} cannot be rotated")
     if theta <= 1:
         raise BuildError(f"{where}: a rotary base of {theta} makes no wavelengths; it must exceed 1")
+
+
+def _check_latent(where: str, block: LatentAttention) -> None:
+    if block.rotated % 2:
+        raise BuildError(f"{where}: {block.rotated} elements of a head cannot be rotated in pairs")
+    if block.rope.dim is not None:
+        raise unsupported(where, "a rotation of a part of the rotated elements (`partial_rotary_factor`)")
+    if block.rope.theta <= 1:
+        raise BuildError(
+            f"{where}: a rotary base of {block.rope.theta} makes no wavelengths; it must exceed 1"
+        )
 
 
 def check_tensors(where: str, spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> None:

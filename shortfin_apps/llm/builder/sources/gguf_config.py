@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
+from shortfin_apps.llm.builder.sources.gguf_latent import LATENT_KEYS, is_latent, latent_fields
 from shortfin_apps.llm.builder.sources.gguf_rope import ROPE_FIELDS, ropes
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
 from shortfin_apps.llm.builder.sources.hf_rope import query_scaling
@@ -92,7 +93,7 @@ def read_config(
     if drafts >= config.num_hidden_layers or (drafts and not has_layers):
         raise unsupported(where, "a draft model alone")
     rope, local_rope = ropes(where, family, config, keys, factors)
-    if keys.get("attention.value_length", config.head_size) != config.head_size:
+    if not is_latent(family) and keys.get("attention.value_length", config.head_size) != config.head_size:
         raise unsupported(where, "a value head that differs from the key head")
     update: dict[str, Any] = {
         "num_hidden_layers": config.num_hidden_layers - drafts,
@@ -133,7 +134,8 @@ def _fields(
         "shared_expert_intermediate_size": features,
         "linear_value_head_dim": 4096,
     }
-    return {**lacking, **family.gguf.defaults, **given, **tensors, "in_gguf": True}
+    latent = latent_fields(where, keys, shapes) if is_latent(family) else {}
+    return {**lacking, **family.gguf.defaults, **given, **tensors, **latent, "in_gguf": True}
 
 
 def _field(where: str, name: str, field: str, value: Any, layers: object) -> tuple[str, Any]:
@@ -151,7 +153,8 @@ def _field(where: str, name: str, field: str, value: Any, layers: object) -> tup
 
 def known_keys(family: Family) -> KnownFields:
     """Return the known keys, without the prefix `ARCHITECTURE.`, of files of this family."""
-    return GGUF_MODEL.using({key for key, field in FIELDS.items() if field in family.fields})
+    own = {key for key, field in FIELDS.items() if field in family.fields}
+    return GGUF_MODEL.using(own | LATENT_KEYS if is_latent(family) else own)
 
 
 def check_keys(where: str, family: Family, metadata: Mapping[str, Any], accepted: Collection[str]) -> None:

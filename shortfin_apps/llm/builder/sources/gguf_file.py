@@ -44,6 +44,7 @@ from shortfin_apps.llm.builder.sources.gguf_config import (
 )
 from shortfin_apps.llm.builder.sources.gguf_header import parts_of, read_parts
 from shortfin_apps.llm.builder.sources.gguf_kinds import check_kind
+from shortfin_apps.llm.builder.sources.gguf_latent import halves_of, joined_expansion, with_expansions
 from shortfin_apps.llm.builder.sources.gguf_rope import FACTORS
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import (
     GgufVocabulary,
@@ -82,7 +83,7 @@ class GgufSource(ModelSource):
         stored = (tensor for file in files for tensor in file.tensors)
         tensors = each_matrix(self._where, stored) if "num_experts" in family.fields else stored
         self._tensors = {_own_name(family.gguf, tensor.name): tensor for tensor in tensors}
-        shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
+        shapes = with_expansions({name: _shape(tensor) for name, tensor in self._tensors.items()})
         with computing_spec(self._where):
             config = self._read_config(family, shapes, accepted)
             self.spec = family.spec(model_name(whole_stem(path.stem)), config)
@@ -102,7 +103,8 @@ class GgufSource(ModelSource):
         return quantisation_of(self._tensors.values())
 
     def tensor(self, name: str) -> Array:
-        array = self._dequantised(name)
+        halves = None if name in self._tensors else halves_of(name)
+        array = joined_expansion(*map(self._dequantised, halves)) if halves else self._dequantised(name)
         order = self._row_order(name)
         return array if order is None else array[order]
 

@@ -75,12 +75,15 @@ def read_config(
     config = _with_full_heads(where, config)
     if config.mlp_bias and config.expert_count:
         raise unsupported(where, "a bias in the feed-forward of a mixture of experts (`mlp_bias`)")
+    if config.attention_bias and "kv_lora_rank" in family.fields:
+        raise unsupported(where, "a bias in latent attention (`attention_bias`)")
     rope, local_rope = _ropes(file, config, given)
     update: dict[str, Any] = {
         "activation": _activation(where, family, given),
         "output_bias": config.attention_bias,
         "rope": rope,
         "local_rope": local_rope,
+        "mscale_all_dim": given.rope.mscale_all_dim,
         "query_scaling": query_scaling(
             file, rope, given.rope.llama_4_scaling_beta or config.llama_4_scaling_beta
         ),
@@ -138,7 +141,7 @@ def _check_lists(where: str, family: Family, config: Config) -> None:
         kinds.add("linear_attention")
     if odd := set(config.layer_types or ()) - kinds:
         raise unsupported(where, f"`layer_types` of `{min(odd)}`")
-    for name in ("layer_types", "no_rope_layers"):
+    for name in ("layer_types", "no_rope_layers", "mlp_layer_types"):
         items = getattr(config, name)
         if items and len(items) != config.num_hidden_layers:
             raise BuildError(f"{where}/config.json: `{name}` has not one item for each layer")
@@ -157,6 +160,7 @@ def _check_rope(file: str, family: Family, raw: Mapping[str, Any], accepted: Col
 _VARIANTS: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), ONE),
     **dict.fromkeys(("scale_emb", "embedding_scale", "residual_scale", "rope_ratio", "mup_scale"), ONE),
+    "moe_layer_freq": ONE,
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct", "rotary_percent"), ONE),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logit_soft_cap"), OFF),
     **dict.fromkeys(("clip_qkv", "max_alibi_bias", "attention_chunk_size"), OFF),

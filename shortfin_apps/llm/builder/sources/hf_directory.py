@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ class HfDirectorySource(ModelSource):
         if raw is not whole:
             self.spec = replace(self.spec, tie_word_embeddings=not self._has_head())
         self._others: list[Place] = []  # tensors of vision and audio towers
+        self._drafts: list[Place] = []  # tensors of layers after the last one
         self._tensors = dict(self._find_tensors())
         self._matrices = self._find_matrices()
         self._scales = {n: self._tensors.pop(n) for n in list(self._tensors) if n.endswith(EXPERT_SCALES)}
@@ -90,10 +91,15 @@ class HfDirectorySource(ModelSource):
 
     @property
     def left_out(self) -> str | None:
-        if not self._others:
-            return None
-        headers = (self._files[path].get_slice(name) for path, name in self._others)
-        return f"vision and audio parts ({described(headers)}), as only text is supported"
+        parts = {
+            "vision and audio parts ({}), as only text is supported": self._others,
+            "layers of a draft model ({})": self._drafts,
+        }
+        texts = [text.format(self._described(places)) for text, places in parts.items() if places]
+        return "; ".join(texts) or None
+
+    def _described(self, places: Sequence[Place]) -> str:
+        return described(self._files[path].get_slice(name) for path, name in places)
 
     def tensor(self, name: str) -> Array:
         if name in self._matrices:
@@ -137,12 +143,19 @@ class HfDirectorySource(ModelSource):
                 if name is None:
                     self._others.append((path, hf_name))
                     continue
+                if self._is_draft(name):
+                    self._drafts.append((path, hf_name))
+                    continue
                 ours = _gguf_name(name, {**llama.NAMES, **self._family.names})
                 tied = ours == "output.weight" and self.spec.tie_word_embeddings
                 if name.startswith(self._family.ignored):
                     continue
                 if not tied and not hf_name.endswith(_IGNORED):
                     yield ours, (path, hf_name)
+
+    def _is_draft(self, name: str) -> bool:
+        match = _BLOCK.fullmatch(name) if self._family.has_draft_layers else None
+        return match is not None and int(match[1]) >= len(self.spec.layers)
 
     def _find_matrices(self) -> Mapping[str, QuantisedMatrix | ExpertTensor]:
         """Return the matrices not stored as one tensor each, and remove their tensors from `_tensors`."""

@@ -1,6 +1,7 @@
 """Sources `random:NAME`: small models with seeded random weights and a byte tokenizer, for tests.
 
-`tiny` is a two-layer Llama; `tiny-hybrid` has gated delta nets, gated attention and routed experts.
+`tiny` is a two-layer Llama; `tiny-hybrid` has gated delta nets, gated attention and routed experts;
+`tiny-latent` has latent attention, and routed experts in groups.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from shortfin_apps.llm.builder.sources.base import Array, ModelSource, Tokenizer
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.expert_scores import ExpertScores
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
+from shortfin_apps.llm.model.latent_attention import LatentAttention
 from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import ModelSpec, tensor_shapes
 
@@ -53,7 +56,22 @@ HYBRID_SPEC = replace(
         (replace(_ATTENTION, rope=Rope(dim=8), qk_norm=True, gate=True), _EXPERTS),
     ),
 )
-RANDOM_SPECS: Mapping[str, ModelSpec] = {"tiny": SPEC, "tiny-hybrid": HYBRID_SPEC}  # by NAME
+_LATENT = LatentAttention(heads=4, rank=24, plain=16, rotated=8, value_dim=16, query_rank=32, rope=Rope())
+_SCORES = ExpertScores(is_sigmoid=True, bias=True, groups=3, kept_groups=2, summed=2)
+LATENT_SPEC = replace(
+    SPEC,
+    name="random-tiny-latent",
+    architecture="deepseek2",
+    layers=(
+        (_LATENT, MLP(features=128)),
+        (_LATENT, replace(_EXPERTS, scores=_SCORES, scale=1.5, gates_shared=False)),
+    ),
+)
+RANDOM_SPECS: Mapping[str, ModelSpec] = {  # by NAME
+    "tiny": SPEC,
+    "tiny-hybrid": HYBRID_SPEC,
+    "tiny-latent": LATENT_SPEC,
+}
 
 # Standard deviations of weights, multiplied by sqrt(in_features); 1 for kinds that are not listed. Queries
 # and keys are large enough for attention to concentrate on few tokens, and a block's output is as large as
@@ -112,7 +130,7 @@ class RandomTinySource(ModelSource):
 def random_source(name: str) -> RandomTinySource:
     """Return the source `random:NAME`. Raises BuildError for an unknown name."""
     if name not in RANDOM_SPECS:
-        known = " and ".join(f"random:{each}" for each in RANDOM_SPECS)
+        known = ", ".join(f"random:{each}" for each in RANDOM_SPECS)
         raise BuildError(f"random:{name}: there are only {known}")
     return RandomTinySource(RANDOM_SPECS[name])
 

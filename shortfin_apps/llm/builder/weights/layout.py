@@ -381,6 +381,8 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
         return RowMajor("f32")
     if tensor.stored == "taps":
         return Taps()
+    if tensor.stored == "rows":
+        return RowMajor(options.activations)
     if tensor.stored == "floats":
         options = replace(options, weights=options.activations)
     blocks = dict(options.block_types).get(name, made_blocks(name, options.weights))

@@ -22,11 +22,12 @@ def read_planes(
     `page` has the page's elements [elements] in each pool; `pools` lists the layers of each pool. An int8
     cache stores scales after each token's row or after each head's elements, depending on the program's
     attention; then the result has two readings, one of which is right. Layers in the pool "state" are left
-    out, because they have no keys.
+    out, because they have no keys. If a value is a part of its key, the key counts as both.
     """
     kept = [pool for pool in pools if pool != "state"]
     if config.paged_kv_cache.dtype != np.int8:
-        return [_joined([_layers(page[pool], pools[pool], _floats) for pool in kept])]
+        planes = config.paged_kv_cache.planes
+        return [_joined([_layers(page[pool], pools[pool], lambda x: _floats(x, planes)) for pool in kept])]
     readings = [_int8_readings(page[pool], config, pool, pools[pool]) for pool in kept]
     return [_joined(each) for each in zip(*readings, strict=True)]
 
@@ -35,36 +36,36 @@ def _int8_readings(
     elements: Array, config: ModelConfig, pool: Pool, layers: Sequence[int]
 ) -> tuple[Planes, Planes]:
     """Return each layer's K and V for both layouts of the scales."""
-    (heads, dim), stride = config.heads_of(pool), config.stride
+    (heads, dim), stride, planes = config.heads_of(pool), config.stride, config.paged_kv_cache.planes
 
     def by_token(layer: Array) -> tuple[Array, Array]:
-        rows = layer.reshape(2, stride, -1)
+        rows = layer.reshape(planes, stride, -1)
         used = heads * (dim + SCALE_BYTES)
-        quants = rows[..., : heads * dim].reshape(2, stride, heads, dim).astype(np.float32)
+        quants = rows[..., : heads * dim].reshape(planes, stride, heads, dim).astype(np.float32)
         scales = np.ascontiguousarray(rows[..., heads * dim : used]).view(np.float32)
-        k, v = quants * scales[..., None]
-        return k, v
+        both = quants * scales[..., None]
+        return both[0], both[-1]
 
     def by_head(layer: Array) -> tuple[Array, Array]:
-        planes = layer[: 2 * heads * stride * (dim + SCALE_BYTES)].reshape(2, heads, -1)
-        quants = planes[..., : stride * dim].astype(np.float32)
-        scales = np.ascontiguousarray(planes[..., stride * dim :]).view(np.float32)
+        of_heads = layer[: planes * heads * stride * (dim + SCALE_BYTES)].reshape(planes, heads, -1)
+        quants = of_heads[..., : stride * dim].astype(np.float32)
+        scales = np.ascontiguousarray(of_heads[..., stride * dim :]).view(np.float32)
         k = quants[0].reshape(heads, dim, stride) * scales[0][:, None, :]
-        v = quants[1].reshape(heads, stride, dim) * scales[1][:, :, None]
+        v = quants[-1].reshape(heads, stride, dim) * scales[-1][:, :, None]
         return k, v
 
     # The wrong reading interprets quants as scales, which may then overflow.
     row = cache_row_elements(heads, dim, config.paged_kv_cache.dtype)
     with np.errstate(all="ignore"):
         return (
-            _layers(elements, layers, by_token, 2 * stride * row),
-            _layers(elements, layers, by_head, 2 * heads * stride * (dim + SCALE_BYTES)),
+            _layers(elements, layers, by_token, planes * stride * row),
+            _layers(elements, layers, by_head, planes * heads * stride * (dim + SCALE_BYTES)),
         )
 
 
-def _floats(layer: Array) -> tuple[Array, Array]:
-    k, v = layer.reshape(2, -1)
-    return k, v
+def _floats(layer: Array, planes: int) -> tuple[Array, Array]:
+    both = layer.reshape(planes, -1)
+    return both[0], both[-1]
 
 
 def _layers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from shortfin_apps.llm.model.families.deepseek import DEEPSEEK2, DEEPSEEK3, GLM4_MOE_LITE, KIMI_K2
 from shortfin_apps.llm.model.families.family import Family
 from shortfin_apps.llm.model.families.gemma import GEMMA2, GEMMA3
 from shortfin_apps.llm.model.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
@@ -21,6 +22,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     *(LLAMA, MISTRAL, MINISTRAL3, MIXTRAL, SMOLLM3, OLMO2, PHI3),
     *(QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
     *(GEMMA2, GEMMA3, GEMMA4, GEMMA4_UNIFIED, GRANITE, GRANITE4, GPT_OSS),
+    *(DEEPSEEK2, DEEPSEEK3, KIMI_K2, GLM4_MOE_LITE),
 )
 # The fields of Config that only some families have.
 OF_SOME_FAMILIES: Final[frozenset[str]] = frozenset().union(*(family.fields for family in FAMILIES))

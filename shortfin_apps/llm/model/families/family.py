@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from shortfin_apps.llm.model.attention import Attention, QueryScaling
+from shortfin_apps.llm.model.latent_attention import LatentAttention
 from shortfin_apps.llm.model.layer_inputs import LayerInputs
 from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.rope import Rope
@@ -113,6 +114,23 @@ class Config(BaseModel):
     decoder_sparse_step: Size = 1
     mlp_only_layers: list[int] | None = None
 
+    kv_lora_rank: Size = 512  # of latent attention
+    q_lora_rank: Size | None = None  # None: q has no compressed form
+    qk_nope_head_dim: Size = 128
+    qk_rope_head_dim: Size = 64
+    v_head_dim: Size = 128
+    rope_interleave: bool = True
+
+    n_routed_experts: NonNegativeInt | None = None  # an alias of `num_experts`
+    n_shared_experts: NonNegativeInt | None = None
+    n_group: Size | None = None
+    topk_group: Size | None = None
+    topk_method: Literal["greedy", "group_limited_greedy", "noaux_tc"] = "greedy"
+    scoring_func: Literal["softmax", "sigmoid"] = "softmax"
+    routed_scaling_factor: PositiveFloat = 1.0
+    first_k_dense_replace: NonNegativeInt = 0
+    mlp_layer_types: list[Literal["dense", "sparse"]] | None = None
+
     full_attention_interval: Size = 4
     linear_conv_kernel_dim: Size = 4
     linear_key_head_dim: Size = 128
@@ -137,7 +155,7 @@ class Config(BaseModel):
 
     @property
     def expert_count(self) -> int:
-        counts = (self.num_experts, self.num_local_experts)
+        counts = (self.num_experts, self.num_local_experts, self.n_routed_experts)
         return next((count for count in counts if count is not None), 0)
 
     @property
@@ -224,6 +242,7 @@ class Family:
     activations: Mapping[str, Activation] = field(default_factory=ACTIVATIONS.copy)  # others are refused
     names: Mapping[str, str] = field(default_factory=dict)  # tensor names -> ours, in addition to Llama's
     ignored: tuple[str, ...] = ()  # prefixes of names of tensors that are not built
+    has_draft_layers: bool = False  # layers after the last one are of a draft model, and are not built
     norms_from_zero: bool = False  # norms multiply by 1 + weight
     stacks_experts: ExpertStack | None = None  # one tensor may have a projection of all experts of a layer
     scales_embedding: bool = False  # multiplies embeddings by the square root of `hidden_size`
@@ -251,7 +270,10 @@ class Family:
             logit_cap=config.final_logit_softcapping,
             layer_inputs=config.layer_inputs,
         )
-        scores = (attention.score_scale for attention in spec.blocks_of(Attention))
+        scores = [
+            *(attention.score_scale for attention in spec.blocks_of(Attention)),
+            *(attention.score_scale for attention in spec.blocks_of(LatentAttention)),
+        ]
         if not all(map(math.isfinite, (spec.rms_norm_eps, spec.embedding_scale, spec.logit_scale, *scores))):
             raise OverflowError("a multiplier is out of range")
         return spec

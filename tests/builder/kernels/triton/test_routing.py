@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -37,7 +39,9 @@ def batch_with(slots: Tensor) -> Batch:
     return batch
 
 
-def routing_of(experts: MoE, tokens: int | str, chip: str, launch: Launch) -> tuple[Launched, int]:
+def routing_of(
+    experts: MoE, tokens: int | str, chip: str, launch: Launch, has_scores: bool = False
+) -> tuple[Launched, int]:
     """The program that returns weights, chosen experts, order and the tiles' experts; and a tile's rows."""
     spec = with_experts(ROUTED, experts)
     options = BuildOptions(device=f"hip:{chip}", weights="f32", kv="f32", block_seq_stride=STRIDE)
@@ -45,11 +49,16 @@ def routing_of(experts: MoE, tokens: int | str, chip: str, launch: Launch) -> tu
     made: list[ExpertTiles] = []
 
     def body(e: Emitter, tensors: dict[str, Tensor]) -> list[Tensor]:
-        routing = TritonLayers(context).route(e, tensors["logits"], batch_with(tensors["slots"]))
+        batch, scores = batch_with(tensors["slots"]), tensors.get("scores")
+        routing = TritonLayers(context).route(e, tensors["logits"], batch, scores)
         made.append(routing)
         return [routing.weights, routing.chosen, routing.order, routing.tile_experts]
 
-    inputs: Inputs = {"logits": ("f32", (tokens, experts.count)), "slots": ("i64", (tokens,))}
+    of_experts = ("logits", "scores") if has_scores else ("logits",)
+    inputs: Inputs = {
+        **dict.fromkeys(of_experts, ("f32", (tokens, experts.count))),
+        "slots": ("i64", (tokens,)),
+    }
     return launch(inputs, body, context), made[0].tile_rows
 
 
@@ -101,3 +110,20 @@ def test_a_token_that_is_not_a_number_has_some_experts_and_no_weights(chip: str,
     assert np.isfinite(weights[[0, 2, 3, 5]]).all()
     assert ((by_token >= 0) & (by_token < FEW.count)).all()
     check_tiles(FEW, chosen, order.reshape(-1, tile_rows), tile_experts)
+
+
+@pytest.mark.parametrize("experts", [replace(FEW, scale=2.5), MANY], ids=["few", "many"])
+def test_weights_are_given_scores_of_preferred_experts(experts: MoE, chip: str, launch: Launch) -> None:
+    """Experts that cannot be chosen have a preference of -inf."""
+    program, _ = routing_of(experts, "tokens", chip, launch, has_scores=True)
+    rng = np.random.default_rng(3)
+    preferences, scores = rng.standard_normal((2, 20, experts.count)).astype(np.float32)
+    scores = np.abs(scores)
+    preferences[:, : experts.count // 2] = -np.inf
+    weights, chosen, *_ = program(logits=preferences, scores=scores, slots=np.full(20, STRIDE))
+    expected = np.argsort(-preferences, axis=1, kind="stable")[:, : experts.per_token]
+    np.testing.assert_array_equal(chosen.reshape(expected.shape), expected)
+    shares = np.take_along_axis(scores, expected, axis=1)
+    if experts.is_normalised:
+        shares /= shares.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(weights.reshape(shares.shape), shares * experts.scale, rtol=1e-5)

@@ -13,7 +13,8 @@ class RouteGeometry:
     """Selection of the experts of each token (`MoE` in model/feed_forward.py).
 
     `count`: experts; `per_token`: experts per token. Tokens with one of the cache's first `stride` slots are
-    padding. `has_places`: the results include the index of each row in the order of experts.
+    padding. `has_places`: the results include the index of each row in the order of experts. `has_scores`:
+    weights are given scores, not a softmax. `scale`: a factor of the weights.
     """
 
     count: int
@@ -21,12 +22,19 @@ class RouteGeometry:
     is_normalised: bool
     stride: int
     has_places: bool = False
+    has_scores: bool = False
+    scale: float = 1.0
 
     @property
     def interface(self) -> Interface:
+        each = buffer("f32", "tokens", self.count)
         return Interface(
             constants=("tokens", "rows"),
-            reads={"logits": buffer("f32", "tokens", self.count), "slots": buffer("i64", "tokens")},
+            reads={
+                "logits": each,
+                **({"scores": each} if self.has_scores else {}),
+                "slots": buffer("i64", "tokens"),
+            },
             writes={
                 "weights": buffer("f32", "rows"),
                 "chosen": buffer("i32", "rows"),

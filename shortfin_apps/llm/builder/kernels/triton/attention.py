@@ -18,6 +18,10 @@ The cache has rows as in qkv.py, PAGE_ROWS per page, and may have more than 2^31
 bytes are widened to the type of q when they are loaded; scores are multiplied by the scales of keys, softmax
 weights by those of values. A tile has QUERIES queries; a query is one head of one token. BLOCK_DIM is
 HEAD_DIM rounded up to a power of two.
+
+With a TAIL (latent attention), heads of q and keys have HEAD_DIM + TAIL elements, and a value is the first
+HEAD_DIM elements of its key. There is one key for all heads; a K/V head is then only a group of query heads.
+BLOCK_TAIL is TAIL rounded up to a power of two.
 """
 
 import triton
@@ -42,6 +46,7 @@ def attend(
     STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr, ROW: tl.constexpr, TOKENS: tl.constexpr,
     QUERIES: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     LEAVES_SINGLES: tl.constexpr, SHARES: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    TAIL: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
     """Attend for tiles of TOKENS tokens; with LEAVES_SINGLES, skip rows of one token (see `attend_singles`).
 
@@ -79,18 +84,19 @@ def attend(
         begin = 0  # first slot that any query attends to
         if WINDOW is not None:
             begin = tl.min(tl.where(seen > 0, seen, last)) - WINDOW
-        queries = load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM)
+        queries, turned = load_queries(q, at, is_query, HEAD_DIM, BLOCK_DIM, TAIL, BLOCK_TAIL)
         table = blocks + row.to(tl.int64) * width
         if SHARES:
             peak, total, sums = attend_shares(
-                queries, seen, begin, first, shared, last, cache, table, layer, kv_head,
+                queries, turned, seen, begin, first, shared, last, cache, table, layer, kv_head,
                 KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, SPLIT, MOST_SPLITS,
+                TAIL,
             )  # fmt: skip
         else:
             peak, total, sums = attend_slots(
-                queries, seen, begin, first, shared, last, nothing(seen, queries), cache, table, layer,
-                kv_head,
-                KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP,
+                queries, turned, seen, begin, first, shared, last, nothing(seen, queries), cache, table,
+                layer, kv_head,
+                KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, TAIL,
             )  # fmt: skip
         total = with_sinks(sinks, head, is_query, peak, total)
         store_heads(out, at, is_query, tl.where(seen > 0, total, 0.0), sums, HEAD_DIM)
@@ -103,7 +109,7 @@ def attend_singles(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr, ROW: tl.constexpr, QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SHARES: tl.constexpr, SPLIT: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr, TAIL: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
     """Attend for rows of a single token only; without `offsets`, all rows have one token.
 
@@ -118,7 +124,7 @@ def attend_singles(
         q, cache, offsets, starts, seq_lens, blocks, sinks, counters, out, parts, states, tokens, rows, width,
         layer,
         HEADS, KV_HEADS, HEAD_DIM, BLOCK_DIM, STRIDE, PAGE_ROWS, ROW, QUERIES, COLUMNS, WINDOW, CAP, SHARES,
-        SPLIT, MOST_SPLITS,
+        SPLIT, MOST_SPLITS, TAIL, BLOCK_TAIL,
     )  # fmt: skip
 
 
@@ -130,7 +136,7 @@ def attend_share(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr, ROW: tl.constexpr, QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SHARES: tl.constexpr, SPLIT: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr, TAIL: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
     """Compute the share of `attend_singles` with this number, of a row and a K/V head."""
     SHARING: tl.constexpr = HEADS // KV_HEADS
@@ -158,13 +164,13 @@ def attend_share(
         at = token.to(tl.int64) * HEADS + head
         # The first share starts at `base`, which may be before `first`.
         begin = tl.maximum(first, base + share * slots)
-        queries = load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM)
+        queries, turned = load_queries(q, at, is_query, HEAD_DIM, BLOCK_DIM, TAIL, BLOCK_TAIL)
         seen = tl.where(is_query, last, 0)
         peak, total, sums = attend_slots(
-            queries, seen, last - WINDOW if WINDOW is not None else 0, begin, begin,
+            queries, turned, seen, last - WINDOW if WINDOW is not None else 0, begin, begin,
             tl.minimum(last, base + (share + 1) * slots), nothing(seen, queries), cache,
             blocks + row.to(tl.int64) * width, layer, kv_head,
-            KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP,
+            KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, TAIL,
         )  # fmt: skip
         is_last = True
         if shares > 1:
@@ -195,6 +201,25 @@ def span_of(offsets, rows, row, tokens):
     """Return the index of a row's first token, and of the first token after the row."""
     end = tl.load(offsets + row + 1, mask=row + 1 < rows, other=tokens)
     return tl.load(offsets + row).to(tl.int32), end.to(tl.int32)
+
+
+@triton.jit
+def load_queries(
+    q, at, is_query, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, TAIL: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+):  # fmt: skip
+    """Load the heads `at` [QUERIES] of q; zeros if not `is_query`.
+
+    Returns [QUERIES, BLOCK_DIM] and, of heads with a TAIL, [QUERIES, BLOCK_TAIL] of it, otherwise None.
+    """
+    if TAIL is None:
+        return load_heads(q, at, is_query, HEAD_DIM, BLOCK_DIM), None
+    else:
+        heads = q + at[:, None] * (HEAD_DIM + TAIL)
+        dim, of_tail = tl.arange(0, BLOCK_DIM)[None, :], tl.arange(0, BLOCK_TAIL)[None, :]
+        queries = tl.load(heads + dim, mask=is_query[:, None] & (dim < HEAD_DIM), other=0.0)
+        inside = is_query[:, None] & (of_tail < TAIL)
+        return queries, tl.load(heads + HEAD_DIM + of_tail, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -229,10 +254,10 @@ def with_sinks(sinks, head, is_query, peak, total):
 
 @triton.jit
 def attend_shares(
-    queries, seen, begin, first, shared, last, cache, table, layer, kv_head,
+    queries, turned, seen, begin, first, shared, last, cache, table, layer, kv_head,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr,
     ROW: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SPLIT: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
+    MOST_SPLITS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """Attend like `attend_slots`, with the shares and merge order of `attend_singles` for each query.
 
@@ -248,9 +273,9 @@ def attend_shares(
         begins = tl.maximum(at, first)
         ends = tl.minimum(at + SPLIT, last)
         part = attend_slots(
-            queries, seen, begin, begins, tl.minimum(tl.maximum(shared, begins), ends), ends, part, cache,
-            table, layer, kv_head,
-            KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP,
+            queries, turned, seen, begin, begins, tl.minimum(tl.maximum(shared, begins), ends), ends, part,
+            cache, table, layer, kv_head,
+            KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, TAIL,
         )  # fmt: skip
         is_whole = (at + SPLIT - base) % slots == 0
         state = chosen(is_whole, merged(state, part), state)

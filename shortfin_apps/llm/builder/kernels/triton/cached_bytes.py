@@ -59,3 +59,15 @@ def _magnitude(x):
 def _rounded(x):
     """Round x, which must be from -127 to 127, to an i8."""
     return (x + TO_INTEGER).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit
+def quantised_row(first, low, high, in_first, in_half):
+    """Quantise a single head whose elements are `first`, `low` and `high` to bytes; also return its scale.
+
+    Elements that are not `in_first`, or not `in_half` for `low` and `high`, are ignored.
+    """
+    of_first = tl.max(tl.where(in_first, _magnitude(first), 0), axis=0)
+    of_halves = tl.max(tl.where(in_half, tl.maximum(_magnitude(low), _magnitude(high)), 0), axis=0)
+    scale = tl.maximum(of_first, of_halves).to(tl.float32, bitcast=True) / MOST
+    return _rounded(first / scale), _rounded(low / scale), _rounded(high / scale), scale

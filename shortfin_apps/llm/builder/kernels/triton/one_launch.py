@@ -166,7 +166,7 @@ def decode_layers(
                 q, cache, None, starts, seq_lens, blocks, sinks, counters, attended, parts, states, TOKENS,
                 TOKENS, width, layer,
                 HEADS, KV_HEADS, HEAD_DIM, BLOCK_DIM, STRIDE, PAGE_ROWS, ROW, QUERIES, SLOTS, WINDOW, CAP,
-                SHARES, SPLIT, MOST_SPLITS,
+                SHARES, SPLIT, MOST_SPLITS, None, None,
             )  # fmt: skip
             memory_barrier()  # waves without queries of the item must not start the next one yet
         arrive(barrier)

@@ -8,13 +8,15 @@ from shortfin_apps.llm.builder.kernels.triton.top_k import LEAST, index_of, keys
 
 @triton.jit
 def route(
-    logits, slots, weights, chosen,
+    logits, scores, slots, weights, chosen,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, PER_TOKEN: tl.constexpr, KEPT: tl.constexpr,
-    IS_NORMALISED: tl.constexpr, STRIDE: tl.constexpr,
+    IS_NORMALISED: tl.constexpr, SCALE: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Choose each token's experts, most likely first: `chosen` [tokens, PER_TOKEN] i32, and `weights` f32.
 
-    `logits` [tokens, COUNT] f32 are the router's. Of equal logits, the lower index comes first. A token with
+    `logits` [tokens, COUNT] f32 are the router's. Weights are the softmax over all logits or, unless `scores`
+    is None, the experts' `scores` [tokens, COUNT] f32. IS_NORMALISED rescales a token's weights to a sum of
+    1. All are multiplied by SCALE. Of equal logits, the lower index comes first. A token with
     a NaN among its logits has NaN weights. A token is padding if its slot in `slots` [tokens] i64 is in page
     0; padding gets the expert COUNT, which means none. BLOCK is COUNT and KEPT is PER_TOKEN, rounded up to
     powers of two. A workgroup handles one token.
@@ -24,14 +26,18 @@ def route(
     inside = expert < COUNT
     row = logits + token * COUNT
     logit = tl.load(row + expert, mask=inside, other=float("-inf"))
-    largest = tl.max(logit, axis=0)
-    mass = tl.sum(tl.exp(logit - largest), axis=0)
     kept = index_of(tl.topk(tl.where(inside, keys_of(logit, expert), LEAST), KEPT))
     place = tl.arange(0, KEPT)
     wanted = place < PER_TOKEN
-    share = tl.exp(tl.load(row + kept, mask=wanted, other=float("-inf")) - largest) / mass
+    if scores is None:
+        largest = tl.max(logit, axis=0)
+        mass = tl.sum(tl.exp(logit - largest), axis=0)
+        share = tl.exp(tl.load(row + kept, mask=wanted, other=float("-inf")) - largest) / mass
+    else:
+        share = tl.load(scores + token * COUNT + kept, mask=wanted, other=0.0)
     if IS_NORMALISED:
         share /= tl.sum(tl.where(wanted, share, 0.0), axis=0)
+    share *= SCALE
     is_padding = tl.load(slots + token) < STRIDE
     at = token * PER_TOKEN + place
     tl.store(weights + at, tl.where(is_padding, 0.0, share), mask=wanted)

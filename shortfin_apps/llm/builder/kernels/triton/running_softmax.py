@@ -45,50 +45,59 @@ def chosen(condition, state, other):
 
 @triton.jit
 def attend_slots(
-    queries, seen, begin, first, shared, last, state, cache, table, layer, kv_head,
+    queries, turned, seen, begin, first, shared, last, state, cache, table, layer, kv_head,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr,
-    ROW: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    ROW: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """Attend from queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1; return the updated `state`.
 
     A query attends to the first `seen` [QUERIES] slots or, with a WINDOW, to the last WINDOW of these. No
     query attends to slots before `begin`, as their pages may hold anything. `table` is the row of the block
-    table for the sequence.
+    table for the sequence. With a TAIL, a key has TAIL elements after HEAD_DIM, which are multiplied by
+    `turned` [QUERIES, BLOCK_TAIL], and its first HEAD_DIM elements are its value.
 
     Callers must choose `shared` so that every query attends to all slots from `first` to `shared` - 1,
     except queries that attend to none, whose results are then meaningless. The number of these slots must be
     a multiple of COLUMNS. These slots are processed without masks, which gives the same bits as with masks.
     """
     peak, total, sums = state
-    heads = cache + kv_head * HEAD_DIM
+    PLANES: tl.constexpr = 2 if TAIL is None else 1
+    heads = cache
     scales = None
+    if TAIL is None:
+        heads += kv_head * HEAD_DIM
     if cache.dtype.element_ty == tl.int8:
-        scales = scales_of(cache, KV_HEADS, HEAD_DIM) + kv_head
+        if TAIL is None:
+            scales = scales_of(cache, KV_HEADS, HEAD_DIM) + kv_head
+        else:
+            scales = scales_of(cache, 1, HEAD_DIM + TAIL)
     for at in range(first, shared, COLUMNS):
         slot = at + tl.arange(0, COLUMNS)
-        key = key_row(table, slot, None, layer, STRIDE, PAGE_ROWS)
+        key = key_row(table, slot, None, layer, STRIDE, PAGE_ROWS, PLANES)
         peak, total, sums = attend_columns(
-            queries, None, heads, scales, key, None, peak, total, sums, ROW, HEAD_DIM, STRIDE, CAP
-        )
+            queries, turned, None, heads, scales, key, None, peak, total, sums,
+            ROW, HEAD_DIM, STRIDE, CAP, TAIL,
+        )  # fmt: skip
     for at in range(shared, last, COLUMNS):
         slot = at + tl.arange(0, COLUMNS)
         exists = slot < last
         if WINDOW is not None:
             exists &= slot >= begin
-        key = key_row(table, slot, exists, layer, STRIDE, PAGE_ROWS)
+        key = key_row(table, slot, exists, layer, STRIDE, PAGE_ROWS, PLANES)
         visible = slot[None, :] < seen[:, None]
         if WINDOW is not None:
             visible &= slot[None, :] + WINDOW >= seen[:, None]
         peak, total, sums = attend_columns(
-            queries, visible, heads, scales, key, exists, peak, total, sums, ROW, HEAD_DIM, STRIDE, CAP
-        )
+            queries, turned, visible, heads, scales, key, exists, peak, total, sums,
+            ROW, HEAD_DIM, STRIDE, CAP, TAIL,
+        )  # fmt: skip
     return peak, total, sums
 
 
 @triton.jit
 def attend_columns(
-    queries, visible, heads, scales, key, exists, peak, total, sums,
-    ROW: tl.constexpr, HEAD_DIM: tl.constexpr, STRIDE: tl.constexpr, CAP: tl.constexpr,
+    queries, turned, visible, heads, scales, key, exists, peak, total, sums,
+    ROW: tl.constexpr, HEAD_DIM: tl.constexpr, STRIDE: tl.constexpr, CAP: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """Run one step of `attend_slots`; return the new peak, total and sums.
 
@@ -99,6 +108,10 @@ def attend_columns(
     keys_at = heads + (key * ROW)[:, None] + tl.arange(0, queries.shape[1])[None, :]
     keys = load_rows(keys_at, exists, HEAD_DIM).to(queries.dtype)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if TAIL is not None:
+        tails_at = heads + (key * ROW)[:, None] + HEAD_DIM + tl.arange(0, turned.shape[1])[None, :]
+        tails = load_rows(tails_at, exists, TAIL).to(queries.dtype)
+        scores = tl.dot(turned, tl.trans(tails), scores, input_precision="ieee")
     if scales is not None:
         scores *= load_scales(scales, key, exists, ROW)[None, :]
     scale = LOG2_E * HEAD_DIM**-0.5
@@ -106,9 +119,13 @@ def attend_columns(
         scores = tanh(scores * (HEAD_DIM**-0.5 / CAP))
         scale = LOG2_E * CAP
     powers, decay, peak, total = soften(scores, visible, scale, peak, total)
-    values = load_rows(keys_at + STRIDE * ROW, exists, HEAD_DIM).to(queries.dtype)
+    values = keys
+    of_values = key
+    if TAIL is None:
+        values = load_rows(keys_at + STRIDE * ROW, exists, HEAD_DIM).to(queries.dtype)
+        of_values = key + STRIDE
     if scales is not None:
-        powers *= load_scales(scales, key + STRIDE, exists, ROW)[None, :]
+        powers *= load_scales(scales, of_values, exists, ROW)[None, :]
         if visible is not None:
             powers = tl.where(visible, powers, 0.0)
     sums = tl.dot(powers.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
@@ -135,13 +152,13 @@ def load_rows(at, exists, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def key_row(table, slot, exists, layer, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr):
+def key_row(table, slot, exists, layer, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr, PLANES: tl.constexpr):
     """Return the cache rows of the keys in the slots `slot` of a sequence, [COLUMNS] i64.
 
-    The row of a value is STRIDE rows after the row of its key.
+    A layer has PLANES rows for each slot. Of two, the row of a value is STRIDE rows after the row of its key.
     """
     page = tl.load(table + slot // STRIDE, mask=exists, other=None if exists is None else 0)
-    return page * PAGE_ROWS + layer * 2 * STRIDE + slot % STRIDE
+    return page * PAGE_ROWS + layer * PLANES * STRIDE + slot % STRIDE
 
 
 @triton.jit

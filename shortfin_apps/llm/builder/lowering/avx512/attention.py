@@ -20,6 +20,7 @@ from shortfin_apps.llm.builder.lowering.cpu.attention import (
 )
 from shortfin_apps.llm.builder.lowering.lowering import Kernels
 from shortfin_apps.llm.model.attention import Attend, Attention
+from shortfin_apps.llm.model.kv_layout import KeysValues
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 _LANES = 16  # rows and columns of one accumulator tile
@@ -33,7 +34,9 @@ def fills_attention_tiles(spec: ModelSpec, options: BuildOptions) -> bool:
 
     For q8_0, also whether pages are short enough for a step of attention to dequantise one.
     """
-    dims, stride = [each.head_dim for each in spec.blocks_of(Attention)], options.block_seq_stride
+    layouts = (layout for _, layout in spec.kv_layouts)
+    dims = {layout.head_dim for layout in layouts if isinstance(layout, KeysValues)}
+    stride = options.block_seq_stride
     is_whole = all(dim % (2 * _LANES) == stride % _LANES == 0 for dim in dims)
     return is_whole and (options.kv != "q8_0" or all(stride <= widened_slots(dim) for dim in dims))
 

@@ -40,7 +40,7 @@ class VectorExperts(Kernels):
         super().__init__(context)
         self._experts = context.experts
 
-    def route(self, e: Emitter, logits: Tensor, batch: Batch) -> ExpertOrder:
+    def route(self, e: Emitter, logits: Tensor, batch: Batch, scores: Tensor | None = None) -> ExpertOrder:
         experts, tokens, stride = self._experts, logits.shape[0], self._options.block_seq_stride
         if batch.slots is None:
             batch.slots = cache_slots(e, batch, stride, batch.page_rows(stride))
@@ -50,9 +50,13 @@ class VectorExperts(Kernels):
             is_normalised=experts.is_normalised,
             stride=stride,
             has_places=self.sorts,
+            has_scores=scores is not None,
+            scale=experts.scale,
         )
         rows = e.times(tokens, experts.per_token)
         operands = {"tokens": tokens, "rows": rows, "logits": logits, "slots": batch.slots}
+        if scores is not None:
+            operands["scores"] = scores
         kernel = self._render("cpu/route", "route", g=geometry)
         return ExpertOrder(tokens, rows, **dispatch(e, kernel, geometry.interface, [tokens], operands))
 

@@ -33,8 +33,38 @@ class LinalgExperts(Kernels):
         self._experts = context.experts
         self._act = context.options.activations
 
-    def route(self, e: Emitter, logits: Tensor, batch: Batch) -> ChosenExperts:
+    def route(self, e: Emitter, logits: Tensor, batch: Batch, scores: Tensor | None = None) -> ChosenExperts:
         values, indices = top_k(e, logits, self._experts.per_token)
+        weights = self._shares(e, logits, values) if scores is None else self._scores(e, scores, indices)
+        if self._experts.scale != 1:
+            weights = e.elementwise("tk", ("tk", weights.shape, "f32"), [(weights, "tk")], self._scaling)
+        return ChosenExperts(indices, weights)
+
+    @property
+    def _scaling(self) -> str:
+        return f"""\
+  %scale = arith.constant {self._experts.scale:.9e} : f32
+  %y = arith.mulf %a, %scale : f32
+  linalg.yield %y : f32"""
+
+    def _scores(self, e: Emitter, scores: Tensor, indices: Tensor) -> Tensor:
+        """Return the scores of the experts `indices` [tokens, n], as shares of their sum if normalised."""
+        body = f"""\
+  %t = linalg.index 0 : index
+  %expert = arith.index_cast %a : i64 to index
+  %y = tensor.extract {scores.name}[%t, %expert] : {scores.type}
+  linalg.yield %y : f32"""
+        kept = e.elementwise("tk", ("tk", indices.shape, "f32"), [(indices, "tk")], body)
+        if not self._experts.is_normalised:
+            return kept
+        add = "  %y = arith.addf %a, %out : f32\n  linalg.yield %y : f32"
+        shape = indices.shape[:1]
+        sums = e.elementwise("tk", ("t", shape, "f32"), [(kept, "tk")], add, e.fill("0.0", shape, "f32"))
+        divide = "  %y = arith.divf %a, %b : f32\n  linalg.yield %y : f32"
+        return e.elementwise("tk", ("tk", kept.shape, "f32"), [(kept, "tk"), (sums, "t")], divide)
+
+    def _shares(self, e: Emitter, logits: Tensor, values: Tensor) -> Tensor:
+        """Return the softmax over the logits, or if normalised over `values`, of `values` [tokens, n]."""
         kept = values if self._experts.is_normalised else logits
         body = """\
   %below = arith.subf %a, %b : f32
@@ -50,7 +80,7 @@ class LinalgExperts(Kernels):
   %share = arith.divf %power, %c : f32
   linalg.yield %share : f32"""
         ins = [(values, "tk"), (largest, "t0"), (sums, "t")]
-        return ChosenExperts(indices, e.elementwise("tk", ("tk", values.shape, "f32"), ins, body))
+        return e.elementwise("tk", ("tk", values.shape, "f32"), ins, body)
 
     def gated_experts(
         self, e: Emitter, x: Tensor, weight: str, bias: str | None, routing: ChosenExperts

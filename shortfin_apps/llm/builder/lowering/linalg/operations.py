@@ -12,20 +12,23 @@ from dataclasses import replace
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor, affine_map
-from shortfin_apps.llm.builder.graph.token_layout import cache_slots, last_tokens
+from shortfin_apps.llm.builder.graph.token_layout import last_tokens
 from shortfin_apps.llm.builder.lowering.linalg.bodies import (
     gated,
     reaches,
     sees,
     yield_as,
 )
+from shortfin_apps.llm.builder.lowering.linalg.cache_rows import (
+    cache_rows,
+    last_row_of,
+    plane_offset,
+    seen_slots,
+    write_rows,
+)
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
 from shortfin_apps.llm.builder.lowering.linalg.norms import add_normed, rms_norm
-from shortfin_apps.llm.builder.lowering.linalg.packed_attention import (
-    CachePlane,
-    packed_attention,
-    token_slots,
-)
+from shortfin_apps.llm.builder.lowering.linalg.packed_attention import CachePlane, packed_attention
 from shortfin_apps.llm.builder.lowering.linalg.quantised_rows import dequantise, quantised_rows, scales_of
 from shortfin_apps.llm.builder.lowering.linalg.sampling import advance, sample, store_tokens
 from shortfin_apps.llm.builder.lowering.linalg.table import LOWERINGS
@@ -121,19 +124,8 @@ class LinalgOperations(Kernels):
             k, v = (quantised_rows(e, x, kv_heads, self._row(block)) for x in (k, v_f32))
         else:
             v = e.elementwise("td", ("td", v_f32.shape, kv), [(v_f32, "td")], yield_as("%a", kv))
-        cache = self._cache_rows(e, block, batch)
         for plane, update in enumerate((k, v)):
-            rows = self._token_rows(e, layer, plane, batch)
-            # Indices are unique except for padding tokens: these write to page 0, in any order.
-            cache = e.tensor(
-                f"iree_linalg_ext.scatter dimension_map = [0] unique_indices(true) "
-                f"ins({update.name}, {rows.name} : {update.type}, {rows.type}) "
-                f"outs({cache.name} : {cache.type}) {{\n^bb0(%new: {kv}, %old: {kv}):\n"
-                f"  iree_linalg_ext.yield %new : {kv}\n}} -> {cache.type}",
-                cache.shape,
-                kv,
-            )
-        batch.cache = e.reshape(cache, batch.cache.shape)
+            write_rows(e, batch, update, layer, plane, self._stride)
         return e.reshape(q, (tokens, block.q_features))
 
     def _attention(self, e: Emitter, operation: Attend, q: Tensor, batch: Batch) -> Tensor:
@@ -166,19 +158,13 @@ class LinalgOperations(Kernels):
 
     def _packed_attention(self, e: Emitter, operation: Attend, q: Tensor, batch: Batch) -> Tensor:
         block, sinks = operation.block, operation.sinks
-        window = block.window
-        if window not in batch.token_slots:
-            page_rows = batch.page_rows(self._stride)
-            batch.token_slots[window] = token_slots(
-                e, batch.blocks, batch.token_rows, batch.positions, self._stride, page_rows, window
-            )
         cache = self._cache_rows(e, block, batch)
-        last_row = e.value(f"arith.subi {e.index(cache.shape[0])}, {e.constant(1)} : index")
+        last_row = last_row_of(e, cache)
         keys, values = (
             CachePlane(
                 cache,
                 last_row,
-                self._plane(operation.layer, plane, batch),
+                plane_offset(batch, operation.layer, plane, self._stride),
                 block.kv_heads,
                 scales_of(e, cache) if self._is_quantised else None,
             )
@@ -190,7 +176,7 @@ class LinalgOperations(Kernels):
             q,
             keys,
             values,
-            batch.token_slots[window],
+            seen_slots(e, batch, block.window, self._stride),
             block.cap,
             None if sinks is None else self._weights.load_one(e, sinks),
         )
@@ -251,23 +237,7 @@ class LinalgOperations(Kernels):
         return block.read_layout.row_elements(self._options.kv)
 
     def _cache_rows(self, e: Emitter, block: Attention, batch: Batch) -> Tensor:
-        rows = e.times(batch.pages, batch.page_rows(self._stride))
-        return e.reshape(batch.cache, (rows, self._row(block)))
-
-    def _plane(self, layer: int, plane: int, batch: Batch) -> int:
-        """Return the first cache row, within a page, of the layer's K (plane 0) or V (plane 1)."""
-        return (batch.place_of(layer) * 2 + plane) * self._stride
-
-    def _token_rows(self, e: Emitter, layer: int, plane: int, batch: Batch) -> Tensor:
-        """Return the cache row of each token's K (plane 0) or V (plane 1), [tokens, 1] i64."""
-        if batch.slots is None:
-            batch.slots = cache_slots(e, batch, self._stride, batch.page_rows(self._stride))
-        body = f"""\
-  %offset = arith.constant {self._plane(layer, plane, batch)} : i64
-  %row = arith.addi %a, %offset : i64
-  linalg.yield %row : i64"""
-        shape = (batch.tokens, 1)
-        return e.elementwise("tu", ("tu", shape, "i64"), [(batch.slots, "t")], body)
+        return cache_rows(e, batch, self._row(block), self._stride)
 
     def _gather(self, e: Emitter, operation: Attend, plane: int, slots: Dim, batch: Batch) -> Tensor:
         """Gather K or V of the slots of each sequence, [rows, slots, kv_heads * head_dim].
@@ -285,7 +255,7 @@ class LinalgOperations(Kernels):
   %d = linalg.index 2 : index
   %stride = arith.constant {self._stride} : index
   %page_rows = arith.constant {batch.page_rows(self._stride)} : index
-  %plane = arith.constant {self._plane(layer, plane, batch)} : index
+  %plane = arith.constant {plane_offset(batch, layer, plane, self._stride)} : index
   %zero = arith.constant 0.0 : {kv}
   %index = arith.divui %position, %stride : index
   %slot = arith.remui %position, %stride : index

@@ -140,19 +140,25 @@ def packed_attention(
     slots: Tensor,
     cap: float | None = None,
     sinks: Tensor | None = None,
+    scale: float | None = None,
+    value_dim: int | None = None,
 ) -> Tensor:
     """Compute attention of q [tokens, heads, head_dim] f32 over `slots` (`token_slots`); same shape.
 
     With `cap`, scores are cap * tanh(score / cap). `sinks` [heads] f32: extra scores in the heads' softmaxes.
+    `scale`: the factor of scores, by default 1 / sqrt(head_dim); `value_dim`: the first elements of V's heads
+    that count, which are then the size of the result's heads.
     """
-    scores = _scores(e, q, keys, slots, cap)
+    scores = _scores(e, q, keys, slots, cap, _head_dim(q) ** -0.5 if scale is None else scale)
     peaks = _reduce(e, _LARGER, LOWEST, scores)
     powers = e.elementwise("thcn", ("thcn", scores.shape, "f32"), [(scores, "thcn"), (peaks, "thc")], _POWER)
     totals = _reduce(e, _ADD, "0.0", powers)
-    return _combine(e, peaks, totals, _weigh(e, q, values, slots, powers), sinks)
+    return _combine(e, peaks, totals, _weigh(e, q, values, slots, powers, value_dim), sinks)
 
 
-def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor, cap: float | None) -> Tensor:
+def _scores(
+    e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor, cap: float | None, scale: float
+) -> Tensor:
     """Compute the scores, [tokens, heads, tiles, TILE] f32; LOWEST for HIDDEN slots."""
     shape = (*q.shape[:2], *slots.shape[1:])
     product = f"""\
@@ -166,7 +172,7 @@ def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor, cap: float |
     raw = e.elementwise("thcnd", ("thcn", shape, "f32"), [(q, "thd"), (slots, "tcn")], product, zero)
     mask = f"""\
   %lowest = arith.constant {LOWEST} : f32
-  %scale = arith.constant {_head_dim(q) ** -0.5:.9e} : f32
+  %scale = arith.constant {scale:.9e} : f32
 {_VISIBLE}  %scaled = arith.mulf %a, %scale : f32
 {"" if cap is None else capped("%capped", "%scaled", cap)}
   %score = arith.select %visible, {"%scaled" if cap is None else "%capped"}, %lowest : f32
@@ -174,15 +180,17 @@ def _scores(e: Emitter, q: Tensor, keys: CachePlane, slots: Tensor, cap: float |
     return e.elementwise("thcn", ("thcn", shape, "f32"), [(raw, "thcn"), (slots, "tcn")], mask)
 
 
-def _weigh(e: Emitter, q: Tensor, values: CachePlane, slots: Tensor, powers: Tensor) -> Tensor:
-    """Sum V times `powers` over the slots of each tile, [tokens, heads, tiles, head_dim] f32."""
+def _weigh(
+    e: Emitter, q: Tensor, values: CachePlane, slots: Tensor, powers: Tensor, value_dim: int | None
+) -> Tensor:
+    """Sum V times `powers` over the slots of each tile, [tokens, heads, tiles, value_dim] f32."""
     body = f"""\
   %h = linalg.index 1 : index
   %d = linalg.index 3 : index
 {values.read(_group(q, values), _head_dim(q))}\
   %sum = math.fma %a, %value, %out : f32
   linalg.yield %sum : f32"""
-    shape = (*powers.shape[:3], q.shape[2])
+    shape = (*powers.shape[:3], value_dim or _head_dim(q))
     ins = [(powers, "thcn"), (slots, "tcn")]
     return e.elementwise("thcdn", ("thcd", shape, "f32"), ins, body, e.fill("0.0", shape, "f32"))
 

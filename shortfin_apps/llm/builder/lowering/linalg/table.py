@@ -10,6 +10,13 @@ from typing import Any
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, gated, yield_as
+from shortfin_apps.llm.builder.lowering.linalg.expert_scores import prefer_experts, score_experts
+from shortfin_apps.llm.builder.lowering.linalg.latent_attention import (
+    absorb_keys,
+    attend_latent,
+    expand_values,
+    norm_first,
+)
 from shortfin_apps.llm.builder.lowering.linalg.layer_inputs import (
     embed_layers,
     gate_layer_input,
@@ -28,7 +35,9 @@ from shortfin_apps.llm.model.attention import (
     ScaleQueries,
 )
 from shortfin_apps.llm.model.dual_experts import Zeros
+from shortfin_apps.llm.model.expert_scores import PreferExperts, ScoreExperts
 from shortfin_apps.llm.model.feed_forward import GateTokens
+from shortfin_apps.llm.model.latent_attention import AbsorbKeys, AttendLatent, ExpandValues, NormFirst
 from shortfin_apps.llm.model.layer_inputs import EmbedLayers, GateLayerInput, JoinLayerInputs
 from shortfin_apps.llm.model.layer_scale import Scale
 from shortfin_apps.llm.model.operations import Activate, AddBias, CapLogits, Narrow, Operation
@@ -146,4 +155,10 @@ LOWERINGS: dict[type[Operation], Callable[[LoweringContext, Emitter, Any, Values
     Gate: _gate,
     GateTokens: _gate_tokens,
     CapLogits: _cap_logits,
+    ScoreExperts: score_experts,
+    PreferExperts: prefer_experts,
+    NormFirst: norm_first,
+    AbsorbKeys: absorb_keys,
+    AttendLatent: attend_latent,
+    ExpandValues: expand_values,
 }

@@ -25,7 +25,6 @@ class TritonAttention:
     def __init__(self, context: LoweringContext, launcher: Launcher, operands: MatmulOperands) -> None:
         spec, options, tiles = context.spec, context.options, tiles_of(context.target)
         self._spec, self._options, self._tiles = spec, options, tiles
-        self._stride = options.block_seq_stride
         self._matmuls = MatmulKernels(spec, options, tiles.matmul)
         self._weights = context.weights
         self._launcher = launcher
@@ -88,40 +87,60 @@ class TritonAttention:
 
         Sequences with one new token (all in a decode, some in an extend) are handled by `attend_singles`.
         """
-        kernels = self._kernels(operation.block)
-        operands: dict[str, Dim | Tensor | None] = {
-            "tokens": batch.tokens,
-            "rows": batch.rows,
-            "width": batch.width,
-            "layer": batch.place_of(operation.layer),
-            "q": q,
-            "cache": batch.cache,
-            "starts": batch.starts,
-            "seq_lens": batch.seq_lens,
-            "blocks": batch.blocks,
-            **sinks(e, self._weights, operation),
-        }
-        if batch.is_decode:
-            return self._attend_singles(e, kernels, operands | {"offsets": None}, batch)
-        operands["offsets"] = batch.offsets
-        is_packed = batch.chunk is None
-        kernel = kernels.attend(is_packed, batch.slab)
-        operands["out"] = out = self._launcher.launch(e, kernel, operands)["out"]
-        return self._attend_singles(e, kernels, operands, batch) if is_packed else out
+        kernels, given = self._kernels(operation.block), sinks(e, self._weights, operation)
+        return launch_attention(e, self._launcher, kernels, q, operation.layer, given, batch)
 
     def _kernels(self, block: Attention) -> AttentionKernels:
         return AttentionKernels(self._spec, block, self._options, self._tiles)
 
-    def _attend_singles(
-        self,
-        e: Emitter,
-        kernels: AttentionKernels,
-        operands: Mapping[str, Dim | Tensor | None],
-        batch: Batch,
-    ) -> Tensor:
-        slots = e.times(batch.width, self._stride)
-        splits = e.at_most(e.ceil_divide(slots, kernels.split), kernels.splits)
-        given = {**operands, "splits": splits, "counters": batch.counters}
-        made = self._launcher.launch(e, kernels.attend_singles(batch.slab), given)
-        batch.counters = made["counters"]
-        return made["out"]
+
+def launch_attention(
+    e: Emitter,
+    launcher: Launcher,
+    kernels: AttentionKernels,
+    q: Tensor,
+    layer: int,
+    sinks: Mapping[str, Tensor | None],
+    batch: Batch,
+) -> Tensor:
+    """Attend with q to the layer's cached positions; return what `kernels` write.
+
+    Sequences with one new token (all in a decode, some in an extend) are handled by `attend_singles`.
+    """
+    operands: dict[str, Dim | Tensor | None] = {
+        "tokens": batch.tokens,
+        "rows": batch.rows,
+        "width": batch.width,
+        "layer": batch.place_of(layer),
+        "q": q,
+        "cache": batch.cache,
+        "starts": batch.starts,
+        "seq_lens": batch.seq_lens,
+        "blocks": batch.blocks,
+        **sinks,
+    }
+    if batch.is_decode:
+        return _attend_singles(e, launcher, kernels, operands | {"offsets": None}, batch)
+    operands["offsets"] = batch.offsets
+    is_packed = batch.chunk is None
+    kernel = kernels.attend(is_packed, batch.slab)
+    operands["out"] = out = launcher.launch(e, kernel, operands)["out"]
+    return _attend_singles(e, launcher, kernels, operands, batch) if is_packed else out
+
+
+def _attend_singles(
+    e: Emitter,
+    launcher: Launcher,
+    kernels: AttentionKernels,
+    operands: Mapping[str, Dim | Tensor | None],
+    batch: Batch,
+) -> Tensor:
+    slots = e.times(batch.width, kernels.stride)
+    splits = e.at_most(e.ceil_divide(slots, kernels.split), kernels.splits)
+    made = launcher.launch(
+        e,
+        kernels.attend_singles(batch.slab),
+        {**operands, "splits": splits, "counters": batch.counters},
+    )
+    batch.counters = made["counters"]
+    return made["out"]

@@ -35,8 +35,13 @@ class AttentionKernels:
         self._block = block
         self._options = options
         self._tiles = tiles
+        self._row = block.read_layout.row_elements(options.kv)
+        self._tail: int | None = (
+            None  # elements of keys after the first `head_dim`, which are then the values
+        )
         self._sharing = block.heads // block.kv_heads
         self.split = tiles.split
+        self.stride = options.block_seq_stride
         # Derived from the maximum context, so that the size of a decode's workspace is known when building.
         self.most_splits = min(MOST_SPLITS, -(-context_length(spec, options) // self.split))
 
@@ -131,7 +136,7 @@ class AttentionKernels:
                 "WHOLE": block.whole_qk_norm,
                 "GATED": features > block.qkv_features,
                 "STRIDE": options.block_seq_stride,
-                "ROW": block.read_layout.row_elements(options.kv),
+                "ROW": self._row,
                 "EPS": self._spec.rms_norm_eps,
             },
             grid=[Tiles("tokens")],
@@ -140,7 +145,7 @@ class AttentionKernels:
 
     def _reads(self, slab: Slab) -> dict[str, Buffer]:
         return {
-            "q": buffer(self._options.query_dtype, "tokens", self._features),
+            "q": buffer(self._options.query_dtype, "tokens", self._query_features),
             "cache": pages_of(slab),
             **{name: buffer("i64", "rows") for name in ("offsets", "starts", "seq_lens")},
             "blocks": buffer("i64", "rows", "width"),
@@ -154,6 +159,10 @@ class AttentionKernels:
     @property
     def _features(self) -> int:
         return self._block.q_features
+
+    @property
+    def _query_features(self) -> int:
+        return self._features + self._block.heads * (self._tail or 0)
 
     @property
     def _tile(self) -> AttentionTile:
@@ -176,8 +185,8 @@ class AttentionKernels:
             "HEAD_DIM": block.head_dim,
             "BLOCK_DIM": max(16, power_of_two(block.head_dim)),
             "STRIDE": stride,
-            "PAGE_ROWS": 2 * stride * len(slab.layers),
-            "ROW": block.read_layout.row_elements(self._options.kv),
+            "PAGE_ROWS": slab.page_rows(stride),
+            "ROW": self._row,
             "QUERIES": tile.queries,
             "COLUMNS": tile.columns,
             "WINDOW": block.window,
@@ -185,6 +194,8 @@ class AttentionKernels:
             "SHARES": self._options.batch_invariant,
             "SPLIT": self.split,
             "MOST_SPLITS": self.splits,
+            "TAIL": self._tail,
+            "BLOCK_TAIL": self._tail and max(16, power_of_two(self._tail)),
             **({} if block.sinks else {"sinks": None}),
         }
 

@@ -43,7 +43,10 @@ class ExpertKernels:
             function=route,
             interface=Interface(
                 constants=(),
-                reads={"logits": buffer("f32", "tokens", experts.count), "slots": buffer("i64", "tokens")},
+                reads={
+                    **{name: buffer("f32", "tokens", experts.count) for name in ("logits", "scores")},
+                    "slots": buffer("i64", "tokens"),
+                },
                 writes={"weights": buffer("f32", "rows"), "chosen": buffer("i32", "rows")},
             ),
             constexprs={
@@ -52,6 +55,7 @@ class ExpertKernels:
                 "PER_TOKEN": experts.per_token,
                 "KEPT": kept,
                 "IS_NORMALISED": experts.is_normalised,
+                "SCALE": experts.scale,
                 "STRIDE": self._stride,
             },
             grid=[Tiles("tokens")],

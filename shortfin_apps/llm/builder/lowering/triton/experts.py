@@ -64,11 +64,11 @@ class TritonExperts:
         self._launcher = launcher
         self._operands = operands
 
-    def route(self, e: Emitter, logits: Tensor, batch: Batch) -> ExpertTiles:
+    def route(self, e: Emitter, logits: Tensor, batch: Batch, scores: Tensor | None = None) -> ExpertTiles:
         tokens = logits.shape[0]
         rows = e.times(tokens, self._experts.per_token)
         assert batch.slots is not None
-        operands = {"tokens": tokens, "rows": rows, "logits": logits, "slots": batch.slots}
+        operands = {"tokens": tokens, "rows": rows, "logits": logits, "scores": scores, "slots": batch.slots}
         made = self._launcher.launch(e, self._kernels.route(), operands)
         average = self._average(tokens)
         shape = 2 * self._experts.features, self._spec.hidden_size

@@ -233,8 +233,8 @@ class TritonLayers:
         made = self._launcher.launch(e, kernel, operands)
         return made["y"], Activations(made["narrow"]) if "narrow" in made else _prepared(made)
 
-    def route(self, e: Emitter, logits: Tensor, batch: Batch) -> ExpertTiles:
-        return self._experts.route(e, logits, batch)
+    def route(self, e: Emitter, logits: Tensor, batch: Batch, scores: Tensor | None = None) -> ExpertTiles:
+        return self._experts.route(e, logits, batch, scores)
 
     def gated_experts(
         self, e: Emitter, x: Tensor | Activations, weight: str, bias: str | None, routing: ExpertTiles

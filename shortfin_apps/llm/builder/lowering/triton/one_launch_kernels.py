@@ -197,7 +197,8 @@ def _of_rows(buffers: Mapping[str, Buffer], rows: int) -> dict[str, Buffer]:
 
 def _attention_constants(attention: Kernel) -> dict[str, Constexpr]:
     """Return the constants of `attend_singles`, of which COLUMNS is SLOTS in the one kernel."""
-    constants = {name: value for name, value in attention.constexprs.items() if name != "sinks"}
+    left_out = {"sinks", "TAIL", "BLOCK_TAIL"}
+    constants = {name: value for name, value in attention.constexprs.items() if name not in left_out}
     return {"SLOTS": constants.pop("COLUMNS"), **constants}
 
 

@@ -302,6 +302,24 @@ def fitted(tile: AttentionTile, sharing: int, head_bytes: int) -> AttentionTile:
     return replace(tile, queries=max(tile.queries, power_of_two(sharing)), columns=columns)
 
 
+def latent_groups(heads: int) -> int:
+    """Return the number of groups of query heads in latent attention, with at most 16 heads each."""
+    return next(groups for groups in range(-(-heads // 16), heads + 1) if heads % groups == 0)
+
+
+def latent_tiles(target: Target, tiles: TileTable) -> TileTable:
+    """Return the table for latent attention, whose keys are wide: a step of 16 slots takes 18 KiB in bf16.
+
+    AMD's 64 KiB of shared memory have no room for a second step in f32.
+    """
+    tuning = Tuning(8, 2) if target.architecture == "nvptx" else Tuning(4, 1)
+    return replace(
+        tiles,
+        decode_attention=replace(tiles.decode_attention, queries=16, tuning=tuning),
+        attention=replace(tiles.attention, queries=32, tuning=tuning),
+    )
+
+
 def power_of_two(number: int) -> int:
     """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()

@@ -14,9 +14,11 @@ from shortfin_apps.llm.builder.kernels.triton.tokens import last_tokens, prepare
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.one_launch import wants_one_launch
-from shortfin_apps.llm.builder.lowering.triton.tiles import power_of_two
+from shortfin_apps.llm.builder.lowering.triton.tiles import latent_groups, power_of_two
 from shortfin_apps.llm.model.attention import Attention
+from shortfin_apps.llm.model.latent_attention import LatentAttention
 from shortfin_apps.llm.model.rope import Rotation
+from shortfin_apps.llm.model.spec import ModelSpec
 
 
 class TritonTokens:
@@ -24,7 +26,7 @@ class TritonTokens:
 
     def __init__(self, context: LoweringContext, launcher: Launcher) -> None:
         self._spec = context.spec
-        self._kv_heads = max(each.kv_heads for each in context.spec.blocks_of(Attention))
+        self._kv_heads = max(_kv_heads(context.spec))
         self._stride = context.options.block_seq_stride
         self._one_launch = wants_one_launch(context)
         self._rotaries = context.rotaries
@@ -153,9 +155,15 @@ class TritonTokens:
                 "STEP": STEP,
                 "STEPS": steps,
                 "STRIDE": self._stride,
-                "PAGE_ROWS": 2 * self._stride * len(slab.layers),
+                "PAGE_ROWS": slab.page_rows(self._stride),
                 "KV_HEADS": self._kv_heads,
             },
             grid=[Tiles("tokens")],
             tuning=Tuning(num_waves=1),
         )
+
+
+def _kv_heads(spec: ModelSpec) -> list[int]:
+    """Return the K/V heads of each kind of attention: heads that share a tile, in latent attention."""
+    latent = (latent_groups(block.heads) for block in spec.blocks_of(LatentAttention))
+    return [*(block.kv_heads for block in spec.blocks_of(Attention)), *latent]

@@ -30,6 +30,7 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
 from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.operations import Linear, Norm
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
@@ -38,6 +39,7 @@ from shortfin_apps.llm.tools.bench.roofline.cases import Case, Work
 STREAM_COLUMNS = 16384
 STREAM_ROW_BYTES = 4 * STREAM_COLUMNS
 SIZE = 1024  # rows and input features of the matmul; it has three times as many output features
+_HEAD_DIM = 64
 RUNS = 5
 _I32 = np.dtype(np.int32)
 
@@ -96,13 +98,13 @@ def load_machine(device: Device, spec: ModelSpec, options: BuildOptions) -> Mach
 
 def _probe_spec(spec: ModelSpec) -> ModelSpec:
     """Return the spec of one layer with SIZE x SIZE matrices, so that the peak is the same for all models."""
-    attention = spec.attention
-    heads = SIZE // attention.head_dim
+    heads = SIZE // _HEAD_DIM
+    attention = Attention(heads=heads, kv_heads=heads, head_dim=_HEAD_DIM, rope=None)
     return replace(
         spec,
         vocab_size=SIZE,
         hidden_size=SIZE,
-        layers=((replace(attention, heads=heads, kv_heads=heads), MLP(features=SIZE)),),
+        layers=((attention, MLP(features=SIZE)),),
     )
 
 
