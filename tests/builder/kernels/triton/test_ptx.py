@@ -43,7 +43,7 @@ def run(text: str, packed: int, scales: Floats, addends: Floats, dtype: np.dtype
     return numbers([registers[f"${number}"] for number in range(4)], dtype)
 
 
-def pairs(values: Floats, dtype: np.dtype[Any]) -> list[int]:
+def pairs(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> list[int]:
     """Words of two floats of 16 bits."""
     return [int(each) for each in values.astype(dtype).view(np.uint32)]
 

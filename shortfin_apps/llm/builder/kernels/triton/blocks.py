@@ -196,10 +196,9 @@ def dequantised(packed, scale, minimum, dtype: tl.constexpr, BLOCKS: tl.constexp
 @triton.jit
 def _dequantised_by_ptx(packed, scale, minimum, dtype: tl.constexpr, BLOCKS: tl.constexpr):
     """Dequantise 4 bits to a `dtype` of 16 bits (see _ptx)."""
-    if dtype == tl.bfloat16:
-        CODE: tl.constexpr = PTX_FLOATS_BF16 if BLOCKS[3] else PTX_BF16
-    else:
-        CODE: tl.constexpr = PTX_FLOATS_F16 if BLOCKS[3] else PTX_F16
+    IS_BF16: tl.constexpr = dtype == tl.bfloat16
+    INTEGERS: tl.constexpr = PTX_BF16 if IS_BF16 else PTX_F16
+    FLOATS: tl.constexpr = PTX_FLOATS_BF16 if IS_BF16 else PTX_FLOATS_F16
     # Integers are counted from the middle. Their minimum is larger than most of the block's weights, and so
     # would be its rounding error.
     if not BLOCKS[3]:
@@ -209,7 +208,7 @@ def _dequantised_by_ptx(packed, scale, minimum, dtype: tl.constexpr, BLOCKS: tl.
     wide = _of_each(scale.to(dtype), BLOCKS[1] // 2)
     least = _of_each(middle.to(dtype), BLOCKS[1] // 2)
     low, high = tl.inline_asm_elementwise(
-        CODE,
+        FLOATS if BLOCKS[3] else INTEGERS,
         "=r,=r,=r,=r,r,r,r,r,r",
         [packed, wide, least],
         dtype=(wide.dtype, wide.dtype),
