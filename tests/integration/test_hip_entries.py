@@ -151,7 +151,12 @@ def check_entries(
 ) -> None:
     """All entries of one of ENTRY_SPECS agree with the reference, with weights in f32."""
     options = BuildOptions(
-        weights="f32", kv=kv, prefill_batch_sizes=(2,), decode_batch_sizes=(32,), decode_loop_sizes=()
+        device=f"hip:{chip}",
+        weights="f32",
+        kv=kv,
+        prefill_batch_sizes=(2,),
+        decode_batch_sizes=(32,),
+        decode_loop_sizes=(),
     )
     device = emulated_gpus.open(chip)
     spec = replace(ENTRY_SPECS[name], max_position_embeddings=1024)

@@ -74,6 +74,7 @@ class TritonLatentAttention(Kernels):
             "cache": batch.cache,
         }
         kernels = LatentKernels(self._spec, block, self._options, self._tiles)
+        assert batch.slab.planes == 1, "the kernels read values from keys; the options name a CPU"
         made = self._launcher.launch(e, kernels.store(batch.slab, features), operands)
         batch.cache = made["cache"]
         return launch_attention(
