@@ -29,6 +29,7 @@ from shortfin_apps.llm.model.spec import BuildOptions, FloatType, WeightType, we
 from shortfin_apps.llm.model.weight_blocks import E2M1, Q8_0, BlockType, Terms
 from tests.builder.compiled_model import HYBRID, ROUTED, TINY
 from tests.builder.random_blocks import BLOCK_TYPES, random_blocks
+from tests.builder.specs import changed
 
 F32 = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
@@ -213,6 +214,16 @@ def test_of_a_model_in_fp8_embedding_and_head_stay_floats() -> None:
     assert layouts["token_embd.weight"] == layouts[TINY.head_weight] == RowMajor("bf16")
     assert layouts["blk.0.attn_norm.weight"] == RowMajor("f32")
     assert layouts["blk.0.ffn_down.weight"] == Fp8Rows("f8E4M3FNUZ")
+
+
+@pytest.mark.parametrize("device", ["cpu:haswell", "hip:gfx942"])
+@pytest.mark.parametrize("weights", ["q8_0", "q4"])
+def test_rows_that_are_not_whole_blocks_stay_floats(device: str, weights: WeightType) -> None:
+    spec, target = changed(TINY, {"features": 48}), resolve_target(device)
+    options = BuildOptions(device=device, weights=weights)
+    layouts = {name: weight_layout(name, spec, options, target) for name in weight_shapes(spec)}
+    assert layouts["blk.0.ffn_down.weight"].blocks is None
+    assert layouts["blk.0.ffn_gate_up.weight"].blocks is not None
 
 
 def test_the_matrices_of_a_block_have_sizes_if_only_linear_operations_read_them() -> None:

@@ -58,7 +58,7 @@ from shortfin_apps.llm.model.spec import (
     stacked_shape,
     weight_parts,
 )
-from shortfin_apps.llm.model.weight_blocks import PAIR, Q4_1, Q8_0, Blocks, BlockType, Terms
+from shortfin_apps.llm.model.weight_blocks import BLOCK, PAIR, Q4_1, Q8_0, Blocks, BlockType, Terms
 
 LANES = 16  # output features of half a panel
 PANEL = 2 * LANES  # output features of a panel
@@ -385,7 +385,9 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
         return RowMajor(options.activations)
     if tensor.stored == "floats":
         options = replace(options, weights=options.activations)
-    blocks = dict(options.block_types).get(name, made_blocks(name, options.weights))
+    # Rows that are not whole blocks stay floats.
+    made = made_blocks(name, options.weights) if tensor.shape[-1] % BLOCK == 0 else None
+    blocks = dict(options.block_types).get(name, made)
     if not target.is_cpu:
         if options.weights == "fp8" and target.fp8 and name.startswith("blk."):  # no embedding or head
             return Fp8Rows(target.fp8)
