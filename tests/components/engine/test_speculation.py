@@ -247,18 +247,8 @@ def test_states_go_back_to_the_last_accepted_token(
     assert most == ALWAYS.max_tokens or more_window_pages < 30
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("row", range(6))
-def test_nan_in_a_state_reaches_nobody_else(row: int, place: dict[str, Any]) -> None:
-    """Neither a request that runs beside it, nor one that gets the pages later, whoever draws its tokens."""
-    rig = make_rig(
-        fake_config(pages=24, states=True),
-        mode="extend-attention",
-        repeats=0.7,
-        speculation=ALWAYS,
-        more_window_pages=8,
-        **place,
-    )
+def check_others_after_nan(rig: Rig, row: int) -> None:
+    """The row is NaN in two invocations; what a request yields is right all the same, then and later."""
     rig.program.faults.spoil = lambda index: index == row and len(rig.program.calls) in (6, 8)
     prompts = {"a": [*PROMPT, *PROMPT[:5]], "b": [*PROMPT[3:], *PROMPT[:5]]}
     for name, prompt in prompts.items():
@@ -273,24 +263,28 @@ def test_nan_in_a_state_reaches_nobody_else(row: int, place: dict[str, Any]) -> 
     assert rig.all_pages_back()
 
 
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("row", range(6))
+def test_nan_in_a_state_reaches_nobody_else(row: int, place: dict[str, Any]) -> None:
+    """Neither a request that runs beside it, nor one that gets the pages later, whoever draws its tokens."""
+    rig = make_rig(
+        fake_config(pages=24, states=True),
+        mode="extend-attention",
+        repeats=0.7,
+        speculation=ALWAYS,
+        more_window_pages=8,
+        **place,
+    )
+    check_others_after_nan(rig, row)
+
+
 @pytest.mark.parametrize("reads_masked", [False, True])
 @pytest.mark.parametrize("row", range(6))
 def test_nan_in_a_row_reaches_nobody_else(row: int, reads_masked: bool) -> None:
     """It ends its request if the row counts; a stale one is forgotten, and its slot is written anew."""
     rig = make_rig(fake_config(pages=24), mode="extend-attention", repeats=0.7, speculation=ALWAYS)
     rig.program.reads_masked = reads_masked
-    prompts = {"a": [*PROMPT, *PROMPT[:5]], "b": [*PROMPT[3:], *PROMPT[:5]]}
-    rig.program.faults.spoil = lambda spoiled: spoiled == row and len(rig.program.calls) in (6, 8)
-    for name, prompt in prompts.items():
-        rig.engine.add(call(name, prompt, 20))
-    rig.run()
-    for name, prompt in prompts.items():
-        assert rig.outputs[name] == greedy_continuation(prompt, 20, repeats=0.7)[: len(rig.outputs[name])]
-    for length in (1, 6, 11, 19):
-        rig.engine.add(call(str(length), PROMPT[:length], 36 - length))
-        rig.run()
-        assert rig.outputs[str(length)] == greedy_continuation(PROMPT[:length], 36 - length, repeats=0.7)
-    assert rig.all_pages_back()
+    check_others_after_nan(rig, row)
 
 
 def test_a_failed_invocation_ends_each_of_its_requests_once() -> None:

@@ -146,11 +146,8 @@ def _runs(cells: npt.NDArray[Any]) -> tuple[int, ...]:
 
 def _window_page_ids(request: Request) -> Sequence[int]:
     """Return the window pages that the request holds, without pages that were given up."""
-    lease = request.lease
-    assert lease is not None, "a running request has pages"
-    if lease.window_page_ids is None:
-        return ()
-    return [*lease.window_page_ids[lease.num_given_up :], *lease.proposed_page_ids]
+    assert request.lease is not None, "a running request has pages"
+    return request.lease.held_window_page_ids
 
 
 def _request_snapshot(request: Request, now_s: float) -> RequestSnapshot:

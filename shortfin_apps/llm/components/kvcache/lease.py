@@ -91,6 +91,11 @@ class Lease:
         num_pages = len(self.page_ids)
         return num_pages if self.window_page_ids is None else min(num_pages, len(self.window_page_ids))
 
+    @property
+    def held_window_page_ids(self) -> list[int]:
+        """The window pages that are held, also for proposed tokens; none for a model without windows."""
+        return [*(self.window_page_ids or ())[self.num_given_up :], *self.proposed_page_ids]
+
 
 PageKey = tuple[str | None, tuple[int, ...]]  # the salt (None after the first page), the tokens
 

@@ -163,14 +163,9 @@ class WindowPages:
         self._pool.check_integrity()
         kept = {node.window_page_id: node for node in nodes if node.window_page_id != SCRATCH_PAGE}
         assert kept == self._nodes, "a window's page is kept by another node"
-        leased = Counter(page_id for lease in leases for page_id in _held(lease))
+        leased = Counter(page_id for lease in leases for page_id in lease.held_window_page_ids)
         for page_id in range(1, self._pool.num_pages):
             owned, counted = leased[page_id] + (page_id in kept), self._pool.references(page_id)
             assert owned == counted, f"window page {page_id} has {owned} owners and {counted} references"
             is_unleased = page_id in kept and not leased[page_id]
             assert is_unleased == (page_id in self._unleased), f"window page {page_id} is misfiled"
-
-
-def _held(lease: Lease) -> list[int]:
-    assert lease.window_page_ids is not None
-    return [*lease.window_page_ids[lease.num_given_up :], *lease.proposed_page_ids]
