@@ -137,15 +137,34 @@ class Emitter:
 
     def columns(self, source: Tensor, first: int, count: int) -> Tensor:
         """Return `count` columns of a matrix, starting at `first`."""
-        rows, columns = source.shape
-        if count == columns:
+        return self.part(source, 1, first, count)
+
+    def part(self, source: Tensor, axis: int, first: int, count: int) -> Tensor:
+        """Return `count` elements along an axis, starting at `first`."""
+        if count == source.shape[axis]:
             return source
+        shape = (*source.shape[:axis], count, *source.shape[axis + 1 :])
+        offsets = ", ".join(str(first if each == axis else 0) for each in range(len(shape)))
+        sizes, strides = ", ".join(str(room(each)) for each in shape), ", ".join("1" for _ in shape)
         return self.tensor(
-            f"tensor.extract_slice {source.name}[0, {first}] [{room(rows)}, {count}] [1, 1] : "
-            f"{source.type} to {tensor_type((rows, count), source.dtype)}",
-            (rows, count),
+            f"tensor.extract_slice {source.name}[{offsets}] [{sizes}] [{strides}] : "
+            f"{source.type} to {tensor_type(shape, source.dtype)}",
+            shape,
             source.dtype,
         )
+
+    def concat(self, parts: Sequence[Tensor], axis: int) -> Tensor:
+        """Join tensors of one type along an axis, of which they have known sizes."""
+        first = parts[0]
+        count = 0
+        for part in parts:
+            size = part.shape[axis]
+            assert isinstance(size, int)
+            count += size
+        shape = (*first.shape[:axis], count, *first.shape[axis + 1 :])
+        names, types = ", ".join(part.name for part in parts), ", ".join(part.type for part in parts)
+        joined = f"tensor.concat dim({axis}) {names} : ({types}) -> {tensor_type(shape, first.dtype)}"
+        return self.tensor(joined, shape, first.dtype)
 
     def empty(self, shape: Sequence[Dim], dtype: str) -> Tensor:
         return self.tensor(

@@ -1,7 +1,7 @@
-"""Products of small tiles, of which K is divided among the waves of a workgroup.
+"""Products of small tiles that divide K among the waves of a workgroup.
 
-If a tile has few columns, the waves would otherwise all widen, or wait for, the same weights. Parts are
-matrices of a product in three dimensions, of which each wave computes one.
+If a tile has few columns, the waves would otherwise all widen, or wait for, the same weights. The parts of K
+are a product in three dimensions: each wave computes one matrix.
 """
 
 import triton

@@ -1,7 +1,7 @@
 """Latent attention on CPUs, with the kernels of other attention: one K/V head with keys as wide as a row.
 
-These kernels read K and V in different orders, so a page has both. V is the whole key, of whose result the
-latent is kept.
+These kernels read K and V in different orders, so a page has both. V is the whole key; only the latent's
+elements of the result are kept.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from shortfin_apps.llm.builder.graph.batch import Batch
-from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.graph.rotary import emit_unrotated
 from shortfin_apps.llm.builder.lowering.avx512.attention import Bf16Attention
 from shortfin_apps.llm.builder.lowering.cpu.attention import VectorAttention
-from shortfin_apps.llm.builder.lowering.linalg.latent_attention import (
-    first_elements,
-    queries_and_keys,
-    some_heads,
-)
+from shortfin_apps.llm.builder.lowering.linalg.latent_attention import queries_and_keys
 from shortfin_apps.llm.builder.lowering.lowering import Kernels, LoweringContext, Values
 from shortfin_apps.llm.model.attention import Attend, Attention
 from shortfin_apps.llm.model.latent_attention import AttendLatent, LatentAttention
@@ -45,7 +41,7 @@ class CpuLatentAttention(Kernels):
             batch.rotaries[part.rotation] = emit_unrotated(e, part.rotation, batch.tokens)
         batch.rotation = part.rotation  # q and the key are rotated already
         attend = Attend("qkv", "attended", operation.layer, part)
-        qs = (some_heads(e, q, first, part.heads) for first in range(0, block.heads, part.heads))
+        qs = (e.part(q, 1, first, part.heads) for first in range(0, block.heads, part.heads))
         qkvs = [_joined(e, block, each, key) for each in qs]
         outs = [self._attention.attend(e, attend, qkv, batch) for qkv in qkvs]
         return _latents(e, block, outs, batch)
@@ -71,23 +67,15 @@ def _joined(e: Emitter, block: LatentAttention, q: Tensor, key: Tensor) -> Tenso
   %scale = arith.constant {block.scale * math.sqrt(block.key_dim):.9e} : f32
   %y = arith.mulf %a, %scale : f32
   linalg.yield %y : f32"""
-    parts = [e.elementwise("thd", ("thd", q.shape, "f32"), [(q, "thd")], body), key, key]
-    _, heads, _ = q.shape
+    scaled = e.elementwise("thd", ("thd", q.shape, "f32"), [(q, "thd")], body)
+    joined = e.concat([scaled, key, key], 1)
+    tokens, heads, _ = joined.shape
     assert isinstance(heads, int)
-    shape = (q.shape[0], heads + 2, block.key_dim)
-    names, types = ", ".join(part.name for part in parts), ", ".join(part.type for part in parts)
-    joined = e.tensor(
-        f"tensor.concat dim(1) {names} : ({types}) -> {tensor_type(shape, 'f32')}", shape, "f32"
-    )
-    return e.reshape(joined, (q.shape[0], (heads + 2) * block.key_dim))
+    return e.reshape(joined, (tokens, heads * block.key_dim))
 
 
 def _latents(e: Emitter, block: LatentAttention, outs: Sequence[Tensor], batch: Batch) -> Tensor:
     """Return the latents of all heads [tokens, heads * rank], of groups [tokens, their heads * key_dim]."""
     shape = (batch.tokens, block.heads // len(outs), block.key_dim)
-    parts = [first_elements(e, e.reshape(out, shape), block.rank) for out in outs]
-    whole = (batch.tokens, block.heads, block.rank)
-    names, types = ", ".join(part.name for part in parts), ", ".join(part.type for part in parts)
-    kind = tensor_type(whole, parts[0].dtype)
-    joined = e.tensor(f"tensor.concat dim(1) {names} : ({types}) -> {kind}", whole, parts[0].dtype)
+    joined = e.concat([e.part(e.reshape(out, shape), 2, 0, block.rank) for out in outs], 1)
     return e.reshape(joined, (batch.tokens, block.heads * block.rank))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.batch import Batch
-from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, room, tensor_type
+from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import yield_as
 from shortfin_apps.llm.builder.lowering.linalg.cache_rows import (
     cache_rows,
@@ -32,7 +32,7 @@ def norm_first(c: LoweringContext, e: Emitter, operation: NormFirst, values: Val
 
 def absorb_keys(c: LoweringContext, e: Emitter, operation: AbsorbKeys, values: Values) -> Tensor:
     block, x = operation.block, values[operation.x]
-    queries = _part(e, _queries(e, block, x), 2, 0, block.plain)
+    queries = e.part(_queries(e, block, x), 2, 0, block.plain)
     matrices = _matrices(c, e, operation.weight, block, 0, block.plain)
     out = _multiply(e, "thcn", (queries, "thn"), (matrices, "hnc"), (x.shape[0], block.heads, block.rank))
     return e.reshape(out, (x.shape[0], block.heads * block.rank))
@@ -79,18 +79,8 @@ def queries_and_keys(
     latent = rms_norm(e, c.spec, e.columns(joint, first, block.rank), norm, "f32")
     turning = e.columns(joint, first + block.rank, block.rotated)
     key = _with_rotated(e, block, latent, _heads(e, turning, 1), batch)
-    turning = _part(e, _queries(e, block, values[operation.x]), 2, block.plain, block.rotated)
+    turning = e.part(_queries(e, block, values[operation.x]), 2, block.plain, block.rotated)
     return _with_rotated(e, block, values[operation.absorbed], turning, batch), key
-
-
-def first_elements(e: Emitter, x: Tensor, count: int) -> Tensor:
-    """Return the first `count` elements of each head of x [tokens, heads, size]."""
-    return _part(e, x, 2, 0, count)
-
-
-def some_heads(e: Emitter, x: Tensor, first: int, count: int) -> Tensor:
-    """Return `count` heads from `first` on of x [tokens, heads, size]."""
-    return _part(e, x, 1, first, count)
 
 
 def _queries(e: Emitter, block: LatentAttention, x: Tensor) -> Tensor:
@@ -115,16 +105,13 @@ def _with_rotated(
     """
     half, heads = block.rotated // 2, turning.shape[1]
     assert isinstance(heads, int)
-    cos, sin = (_part(e, batch.rotary, 1, which, 1) for which in range(2))
-    low, high = (_part(e, turning, 2, first, half) for first in (0, half))
+    cos, sin = (e.part(batch.rotary, 1, which, 1) for which in range(2))
+    low, high = (e.part(turning, 2, first, half) for first in (0, half))
     parts = [
         _heads(e, latents, heads),
         *(_turned(e, *each, cos, sin) for each in ((low, high, "subf"), (high, low, "addf"))),
     ]
-    shape = (batch.tokens, heads, block.key_dim)
-    names, types = (", ".join(getattr(part, field) for part in parts) for field in ("name", "type"))
-    concatenated = f"tensor.concat dim(2) {names} : ({types}) -> {tensor_type(shape, 'f32')}"
-    return e.tensor(concatenated, shape, "f32")
+    return e.concat(parts, 2)
 
 
 def _turned(e: Emitter, own: Tensor, other: Tensor, combine: str, cos: Tensor, sin: Tensor) -> Tensor:
@@ -143,20 +130,7 @@ def _matrices(
 ) -> Tensor:
     """Return the `rows` rows from `first` on of each head's matrix, [heads, rows, rank]."""
     w = e.reshape(c.weights.load_one(e, weight), (block.heads, block.expanded_dim, block.rank))
-    return _part(e, w, 1, first, rows)
-
-
-def _part(e: Emitter, x: Tensor, axis: int, first: int, count: int) -> Tensor:
-    """Return `count` elements from `first` on along an axis of `x`, which has three."""
-    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-    offsets = ", ".join(str(first if each == axis else 0) for each in range(3))
-    sizes = ", ".join(str(room(each)) for each in shape)
-    return e.tensor(
-        f"tensor.extract_slice {x.name}[{offsets}] [{sizes}] [1, 1, 1] : "
-        f"{x.type} to {tensor_type(shape, x.dtype)}",
-        shape,
-        x.dtype,
-    )
+    return e.part(w, 1, first, rows)
 
 
 def _multiply(

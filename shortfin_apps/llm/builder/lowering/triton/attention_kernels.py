@@ -36,9 +36,8 @@ class AttentionKernels:
         self._options = options
         self._tiles = tiles
         self._row = block.read_layout.row_elements(options.kv)
-        self._tail: int | None = (
-            None  # elements of keys after the first `head_dim`, which are then the values
-        )
+        # Elements of a key after the first `head_dim`; these are then the value.
+        self._tail: int | None = None
         self._sharing = block.heads // block.kv_heads
         self.split = tiles.split
         self.stride = options.block_seq_stride
