@@ -76,7 +76,7 @@ def test_every_flag() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--activation-bits", "16"], "invalid choice: 16"),
+        (["--activation-bits", "4"], "invalid choice: 4"),
         (["--decode-batch-sizes", "1,x"], "'x' is not a positive number"),
         (["--decode-batch-sizes", ""], "'' is not a positive number"),
         (["--top-k", "-3"], "'-3' is not a positive number"),

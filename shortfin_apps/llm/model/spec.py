@@ -33,7 +33,8 @@ from shortfin_apps.llm.model.rope import Rotation
 from shortfin_apps.llm.model.weight_blocks import BlockType
 
 FloatType = Literal["bf16", "f16", "f32"]
-ActivationBits = Literal[8, 12]
+QuantBits = Literal[8, 12]  # of activations that are multiplied as integers
+ActivationBits = Literal[8, 12, 16]
 WeightType = Literal["bf16", "f16", "f32", "q8_0", "q4", "int8", "fp8"]
 OWN_TYPES = "auto"  # the choice that keeps the source's weight types
 WeightChoice = Literal["auto", WeightType]
@@ -203,7 +204,8 @@ class BuildOptions:
     addition to the dynamic `prefill_bs{N}`; `extend_sizes`: token counts with an entry `extend_t{T}`, in
     addition to the dynamic `extend`; `decode_loop_sizes`: batch sizes with an entry `decode_loop_bs{N}`
     (several decode steps in one invocation); `top_k`: candidates per sequence of the on-device sampler.
-    `activation_bits`: bits to which CPUs quantise activations to multiply weights in blocks.
+    `activation_bits`: bits to which CPUs round activations to multiply weights in blocks. With 16, for AMX,
+    activations and weights are multiplied in bf16.
     `batch_invariant`: on AMD GPUs, all entries compute the same bits for a token; on CPUs, they always do.
     `one_launch`: on GPUs, decodes of up to 8 rows are one launch, if the model qualifies (docs/kernels.md).
     """
@@ -268,7 +270,7 @@ class BuildOptions:
 
     @property
     def block_bits(self) -> ActivationBits:
-        """Bits of activations in blocks, which are multiplied by weights in blocks."""
+        """Bits of activations that are multiplied by weights in blocks."""
         return self.activation_bits or 12
 
     @property

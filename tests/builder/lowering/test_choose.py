@@ -217,7 +217,7 @@ def test_refuses_what_no_kernel_takes(
         (GPU, TILES, "q4"),
     ],
 )
-@pytest.mark.parametrize("bits", [8, 12])
+@pytest.mark.parametrize("bits", [8, 12, 16])
 def test_refuses_bits_where_activations_are_not_in_blocks(
     bits: ActivationBits, target: Target, spec: ModelSpec, weights: WeightType
 ) -> None:
@@ -231,6 +231,13 @@ def test_bits_are_for_weights_in_blocks_on_every_cpu_that_multiplies_them() -> N
         assert choose(context(TILES, BuildOptions(weights="q4", activation_bits=8), target))
     own = BuildOptions(block_types=(("blk.0.ffn_down.weight", Q4_1),), activation_bits=12)
     assert choose(context(TILES, own, VNNI))
+
+
+def test_activations_of_16_bits_are_for_amx() -> None:
+    options = BuildOptions(weights="q4", activation_bits=16)
+    assert choose(context(TILES, options, AMX))
+    with pytest.raises(BuildError, match=r"--activation-bits 16 .* AMX, .* lacks: leave it out"):
+        choose(context(TILES, options, VNNI))
 
 
 def test_no_candidate_is_an_error_that_names_the_kind() -> None:

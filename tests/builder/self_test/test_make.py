@@ -98,8 +98,9 @@ def test_every_type_has_a_tolerance_that_unrelated_logits_exceed(weights: Weight
 
 
 def test_12_bits_are_as_fine_as_bf16() -> None:
-    coarse, fine = (BuildOptions(weights="q4", activation_bits=bits) for bits in (8, 12))
-    assert tolerance_of(SPEC, fine) == tolerance_of(SPEC, BuildOptions()) < tolerance_of(SPEC, coarse)
+    coarse, fine, finest = (BuildOptions(weights="q4", activation_bits=bits) for bits in (8, 12, 16))
+    assert tolerance_of(SPEC, fine) == tolerance_of(SPEC, finest) == tolerance_of(SPEC, BuildOptions())
+    assert tolerance_of(SPEC, fine) < tolerance_of(SPEC, coarse)
 
 
 def test_a_narrow_cache_widens_the_tolerance_of_wide_weights() -> None:

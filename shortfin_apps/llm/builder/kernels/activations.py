@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shortfin_apps.llm.model.spec import ActivationBits
+from shortfin_apps.llm.model.spec import QuantBits
 from shortfin_apps.llm.model.weight_blocks import BLOCK
 
 TILE_ROWS = 16
@@ -69,7 +69,7 @@ class QuantBlocks:
     """
 
     features: int
-    bits: ActivationBits
+    bits: QuantBits
     stat_bytes: ClassVar[int] = TILE_ROWS * 4
 
     @property

@@ -38,6 +38,7 @@ from shortfin_apps.llm.builder.weights.layout import (
     PANEL,
     experts_fill_tiles,
     fills_panels,
+    fills_tiles,
     linear_sizes,
     multiplies_blocks,
 )
@@ -331,6 +332,10 @@ def _check_sizes(c: LoweringContext) -> None:
             f"{target.device}: leave it out. It is for weights in blocks (q8_0, q4, a GGUF file's own types) "
             "that a CPU multiplies as integers, in models with sizes in multiples of 32, without routed "
             "experts or gated delta nets"
+        )
+    if c.options.activation_bits == 16 and not fills_tiles(c.spec, c.options.activations, target):
+        raise BuildError(
+            f"--activation-bits 16 multiplies in tiles of AMX, which {target.device} lacks: leave it out"
         )
     if not target.is_cpu:
         if weights == "int8":

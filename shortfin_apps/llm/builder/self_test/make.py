@@ -188,7 +188,7 @@ def _significant(value: float) -> float:
 def tolerance_of(spec: ModelSpec, options: BuildOptions) -> float:
     """Return the maximum error of a logit, in standard deviations (`SelfTestFile`)."""
     of_weights = TOLERANCES[options.weights]
-    if options.has_blocks and options.block_bits == 12:
+    if options.has_blocks and options.block_bits > 8:
         of_weights = TOLERANCES["bf16"]
     of_types = max(of_weights, KV_TOLERANCES[options.kv])
     return min(MAX_TOLERANCE, of_types * (ROUTED_FACTOR if spec.experts is not None else 1))

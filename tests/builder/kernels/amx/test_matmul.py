@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shortfin_apps.llm.builder.kernels.amx.matmul import MatmulFloatTilesGeometry, MatmulInt8Geometry
+from shortfin_apps.llm.model.weight_blocks import Q8_0
 
 
 @pytest.mark.parametrize(
@@ -14,6 +17,9 @@ def test_bf16_cuts_k_into_near_equal_chunks(k_size: int, chunk: int) -> None:
     g = MatmulFloatTilesGeometry(n=64, k_size=k_size, epilogue="store", is_tiled=False)
     assert g.chunk_bytes == chunk
     assert g.x_stride == g.row_bytes == 2 * k_size
+    widened = replace(g, blocks=Q8_0)
+    assert 0 < widened.chunk_bytes <= 14 * 64
+    assert widened.panel_bytes == g.panel_bytes // 2
 
 
 @pytest.mark.parametrize(

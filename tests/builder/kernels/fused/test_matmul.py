@@ -24,6 +24,10 @@ def bf16(**sizes: Any) -> MatmulGeometry:
     return MatmulFloatTilesGeometry(**sizes, is_tiled=True)
 
 
+def widened(**sizes: Any) -> MatmulGeometry:
+    return MatmulFloatTilesGeometry(**sizes, is_tiled=True, blocks=Q4_1)
+
+
 def q8_0(**sizes: Any) -> MatmulGeometry:
     return MatmulBlocksGeometry(**sizes, blocks=Q8_0, x_bits=8)
 
@@ -36,7 +40,7 @@ def q4_by_12_bits(**sizes: Any) -> MatmulGeometry:
     return MatmulBlocksGeometry(**sizes, blocks=Q4_1, x_bits=12)
 
 
-KINDS = [bf16, q8_0, q4, q4_by_12_bits, MatmulInt8Geometry]
+KINDS = [bf16, widened, q8_0, q4, q4_by_12_bits, MatmulInt8Geometry]
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -60,8 +64,8 @@ def test_blocks_are_cut_into_even_chunks(k_size: int, chunk_blocks: int) -> None
     assert g.chunk_blocks == chunk_blocks
     assert replace(g, x_bits=12).chunk_blocks <= 10
     assert g.x.blocks - g.paired_blocks == k_size // 32 % 2
-    assert g.panel_bytes == g.x.blocks * g.block_bytes
-    assert (g.block_bytes, g.terms_bytes) == (512, 128)
+    assert g.panel_bytes == g.x.blocks * g.w.block_bytes
+    assert (g.w.block_bytes, g.w.terms_bytes) == (512, 128)
 
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES, ids=str)
@@ -69,9 +73,9 @@ def test_blocks_have_the_bytes_of_their_layout(kind: BlockType) -> None:
     g = MatmulBlocksGeometry(n=64, k_size=768, epilogue="store", blocks=kind, x_bits=8)
     quants, terms = QuantisedPanels(kind, 4, False).stored("w", (64, 768)).values()
     assert prod(quants[0]) == 2 * g.panel_bytes
-    assert prod(terms[0]) * (2 if terms[1] == "f16" else 1) == 2 * g.panel_terms_bytes
-    assert g.panel_terms_bytes // g.x.blocks == g.terms_bytes
-    assert g.parts * kind.size == BLOCK
+    assert prod(terms[0]) * (2 if terms[1] == "f16" else 1) == 2 * g.w.panel_terms_bytes
+    assert g.w.panel_terms_bytes // g.x.blocks == g.w.terms_bytes
+    assert g.w.parts * kind.size == BLOCK
 
 
 def test_parts_of_a_block_have_shifts_and_sums_of_their_own() -> None:
@@ -79,8 +83,8 @@ def test_parts_of_a_block_have_shifts_and_sums_of_their_own() -> None:
     halves = MatmulBlocksGeometry(
         n=64, k_size=64, epilogue="store", blocks=BlockType(8, 16, group=32), x_bits=8
     )
-    stats = [g.shift_past(part) for g in (whole, halves) for part in range(g.parts)]
-    stats += [g.sum_past(part) for g in (whole, halves) for part in range(g.parts)]
+    stats = [g.shift_past(part) for g in (whole, halves) for part in range(g.w.parts)]
+    stats += [g.sum_past(part) for g in (whole, halves) for part in range(g.w.parts)]
     assert stats == [64 * nth for nth in range(1, 7)]
     assert whole.x.scales_at + 64 * 7 == whole.x.block_bytes
 

@@ -1,5 +1,5 @@
 """Matmuls of weights in blocks of every type within a fused layer: against numpy, and the same bits on every
-kind of CPU.
+kind of CPU. With activations of 16 bits, weights are widened to bf16 and multiplied in tiles of AMX.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.model.attention import Attend
 from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.operations import Activation, GatedLinear, Linear, Norm, Operation
-from shortfin_apps.llm.model.spec import ActivationBits, BuildOptions, ModelSpec
+from shortfin_apps.llm.model.spec import ActivationBits, BuildOptions, ModelSpec, QuantBits
 from shortfin_apps.llm.model.weight_blocks import BLOCK, Q4_1, Q8_0, BlockType
 from tests.builder.agreement import expect, prefill_row
 from tests.builder.compiled_kernels import (
@@ -49,7 +49,9 @@ INTEGERS = [each for each in BLOCK_TYPES if not each.is_e2m1]  # floats become s
 THREE_BLOCKS = BlockType(4, has_minima=True, group=96)
 GATES: tuple[Activation, ...] = ("silu", "gelu")
 SILU = GATES[:1]
-BITS: tuple[ActivationBits, ...] = (8, 12)
+BITS: tuple[QuantBits, ...] = (8, 12)
+FLOATS: tuple[ActivationBits, ...] = (16,)
+EMPTY = np.zeros((0, 0), np.float32)
 NORM, GATE_UP, DOWN = (f"blk.0.ffn_{name}.weight" for name in ("norm", "gate_up", "down"))
 PLAIN: list[Operation] = [Linear("h", "out", DOWN)]
 
@@ -69,15 +71,19 @@ CASES: list[tuple[str, BlockType, Activation, ActivationBits]] = [
     *product(("avx512-no-vnni", "avx-vnni", "avx2"), GROUPED[:1], SILU, BITS),
     *product(("amx", "avx512", "avx2"), (Q4_1,), GATES[1:], BITS),
     *product(("emulated-amx",), (Q8_0, Q4_1, GROUPED[0], GROUPED[2]), SILU, BITS),
+    *product(("amx", "emulated-amx"), (*INTEGERS, THREE_BLOCKS), SILU, FLOATS),
+    *product(("amx", "emulated-amx"), (Q4_1,), GATES[1:], FLOATS),
 ]
 QUICK: list[tuple[str, BlockType, Activation, ActivationBits]] = [
     ("avx512", Q8_0, "silu", 8),
     ("avx512", GROUPED[0], "silu", 12),
     ("avx2", Q4_1, "gelu", 8),
     ("emulated-amx", Q4_1, "silu", 12),
+    ("emulated-amx", Q4_1, "silu", 16),
+    ("emulated-amx", GROUPED[4], "silu", 16),
 ]
 # Deviations of a feed-forward from numpy: the largest of its own, and the smallest of one with another gate.
-DEVIATIONS: dict[ActivationBits, tuple[float, float]] = {8: (1e-3, 4e-3), 12: (4e-4, 3e-3)}
+DEVIATIONS: dict[ActivationBits, tuple[float, float]] = {8: (1e-3, 4e-3), 12: (4e-4, 3e-3), 16: (1e-3, 3e-3)}
 
 
 def sizes(kind: BlockType, activation: Activation) -> ModelSpec:
@@ -96,7 +102,7 @@ def sizes(kind: BlockType, activation: Activation) -> ModelSpec:
     )
 
 
-def quantised(x: F32, bits: ActivationBits) -> F32:
+def quantised(x: F32, bits: QuantBits) -> F32:
     """What blocks of `bits` bits leave of `x`, as quantise_blocks_function.mlir.j2 rounds it."""
     most = np.float32(QuantBlocks(x.shape[1], bits).most)
     blocks = x.reshape(len(x), -1, BLOCK)
@@ -108,6 +114,12 @@ def quantised(x: F32, bits: ActivationBits) -> F32:
 
 def in_bf16(x: F32) -> F32:
     rounded: F32 = x.astype(DTYPES["bf16"]).astype(np.float32)
+    return rounded
+
+
+def nearest_bf16(w: F32) -> F32:
+    """`w` in bf16, ties away from zero."""
+    rounded: F32 = ((w.view(np.uint32) + 0x8000) & 0xFFFF0000).view(np.float32)
     return rounded
 
 
@@ -179,17 +191,31 @@ class Kernels:
     def run(self, inputs: dict[str, F32], rows: int) -> dict[str, F32]:
         """The results for the first `rows` rows."""
         return {
-            "plain": self.module.plain(inputs["h"][:rows]).to_host(),
-            "out": self.module.feed_forward(inputs["x"][:rows]).to_host(),
+            name: function(inputs[given][:rows]).to_host()
+            for name, given, function in (
+                ("plain", "h", self.module.plain),
+                ("out", "x", self.module.feed_forward),
+            )
+            if inputs[given].size
         }
+
+    @property
+    def widens(self) -> bool:
+        return self.bits == 16
+
+    def rounded(self, x: F32) -> F32:
+        """`x` as it is multiplied."""
+        return in_bf16(x) if self.bits == 16 else quantised(x, self.bits)
 
     def reference_feed_forward(self, x: F32, activation: Activation) -> F32:
         w = self.weights.values
+        if self.widens:
+            w = w | {name: nearest_bf16(w[name]) for name in (GATE_UP, DOWN)}
         inverse = 1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.spec.rms_norm_eps)
-        gate, up = np.split(quantised(x * inverse * w[NORM], self.bits) @ w[GATE_UP].T, 2, axis=1)
+        gate, up = np.split(self.rounded(x * inverse * w[NORM]) @ w[GATE_UP].T, 2, axis=1)
         power = gate if activation == "silu" else 1.59576912 * (gate + 0.044715 * gate**3)
         gated = in_bf16(gate / (1 + np.exp(-power.clip(-80, 80))) * up)
-        past: F32 = x + quantised(gated, self.bits) @ w[DOWN].T
+        past: F32 = x + self.rounded(gated) @ w[DOWN].T
         return past
 
 
@@ -200,13 +226,32 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Kernels.build(kind, target, activation, bits, tmp_path_factory.mktemp("blocks"), loading)
 
 
+def widened(kernels: Kernels) -> F32:
+    """The weight DOWN [out, in] as it is multiplied: the products of the rows of an identity matrix."""
+    features = ffn_features(kernels.spec)
+    made: F32 = kernels.run({"h": np.eye(features, dtype=np.float32), "x": EMPTY}, features)["plain"].T
+    return made
+
+
 def test_only_activations_are_rounded(kernels: Kernels) -> None:
+    """And with 16 bits, weights (below)."""
     inputs = kernels.inputs(ROWS[-1])
-    w = kernels.weights.values[DOWN].astype(np.float64)
-    expected = quantised(inputs["h"], kernels.bits).astype(np.float64) @ w.T
+    w = (widened(kernels) if kernels.widens else kernels.weights.values[DOWN]).astype(np.float64)
+    expected = kernels.rounded(inputs["h"]).astype(np.float64) @ w.T
     scale = np.abs(expected).max()
     found = kernels.run(inputs, ROWS[-1])["plain"]
     np.testing.assert_allclose(found / scale, expected / scale, rtol=0, atol=2e-6)
+
+
+def test_weights_are_widened_to_the_nearest_bf16(kernels: Kernels) -> None:
+    """Except for the rounding of a sum that takes a 512th of a quant's step at most."""
+    if not kernels.widens:
+        pytest.skip("multiplies integers")
+    w, found = kernels.weights.values[DOWN], widened(kernels)
+    parts = w.reshape(len(w), -1, 16)
+    step = np.repeat(np.ptp(parts, axis=2) / 6, 16, axis=1)  # sixteen of 4 bits are more than 6 steps apart
+    assert (np.abs(found - w) <= 2.0**-8 * np.abs(w) + 2.0**-9 * step).all()
+    np.testing.assert_array_equal(found, in_bf16(found))
 
 
 def test_feed_forwards_agree_with_numpy(kernels: Kernels) -> None:
@@ -228,6 +273,8 @@ def test_feed_forwards_agree_with_numpy(kernels: Kernels) -> None:
 @pytest.fixture(scope="module")
 def of_vnni(kernels: Kernels, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     """The same for this CPU's vectors, which have AVX-512 VNNI."""
+    if kernels.widens:
+        pytest.skip("no integers")
     if kernels.target == NO_TILES or not HOST.has_int8_dot:
         pytest.skip("nothing to compare with")
     kind = kernels.weights.layout(DOWN).blocks
@@ -270,12 +317,13 @@ def test_a_row_has_the_same_bits_in_every_batch(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
-def test_a_row_with_nan_or_infinity_is_nan_and_no_other(kernels: Kernels, odd: float) -> None:
+def test_a_row_with_nan_or_infinity_is_not_finite_and_no_other_is(kernels: Kernels, odd: float) -> None:
     inputs = kernels.inputs(20)
     clean = kernels.run(inputs, 20)
     for each in inputs.values():
         each[[3, 17], 40] = odd
     others = np.delete(np.arange(20), [3, 17])
     for name, found in kernels.run(inputs, 20).items():
-        assert np.isnan(found[[3, 17]]).all(), name
+        odd_rows = found[[3, 17]]
+        assert not np.isfinite(odd_rows).any() if kernels.widens else np.isnan(odd_rows).all(), name
         np.testing.assert_array_equal(found[others], clean[name][others])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Tensor
+from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
 from shortfin_apps.llm.builder.lowering.fused.stages import (
     MatmulStage,
     StageList,
@@ -17,7 +18,7 @@ from shortfin_apps.llm.builder.lowering.lowering import Values
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.operations import Linear, Operation
-from shortfin_apps.llm.model.spec import BuildOptions, WeightType
+from shortfin_apps.llm.model.spec import ActivationBits, BuildOptions, WeightType
 from tests.builder.compiled_model import TINY
 from tests.builder.specs import changed
 
@@ -28,23 +29,30 @@ INT8 = [name.replace("blocks", "int8") for name in Q8]
 BF16 = ["sum", "normed", "gated", "new_x", "normed", "qkv"]
 
 
-def stages(weights: WeightType, part: slice = LAYER) -> StageList:
+def stages(weights: WeightType, part: slice = LAYER, bits: ActivationBits = 12) -> StageList:
     run = list(SPEC.operations())[part]
     reads = inputs_of(run)
-    types = WeightTypes(SPEC, BuildOptions(weights=weights), resolve_target("cpu:sapphirerapids"))
-    return StageList(
-        run, reads, Values({name: Tensor(f"%{name}", (1,), "f32") for name in reads}), types, None
-    )
+    target = resolve_target("cpu:sapphirerapids")
+    types = WeightTypes(SPEC, BuildOptions(weights=weights), target)
+    values = Values({name: Tensor(f"%{name}", (1,), "f32") for name in reads})
+    kernels = StageKernels(SPEC, types, "bf16", bits, target)
+    return StageList(run, reads, values, types, kernels.operands_of, None)
 
 
 @pytest.mark.parametrize(
-    ("weights", "expected"),
-    [("bf16", BF16), ("q8_0", Q8), ("q4", Q8), ("int8", [*INT8[:4], "gated_int8", *INT8[4:]])],
+    ("weights", "bits", "expected"),
+    [
+        ("bf16", 12, BF16),
+        ("q8_0", 12, Q8),
+        ("q4", 8, Q8),
+        ("q4", 16, BF16),
+        ("int8", 12, [*INT8[:4], "gated_int8", *INT8[4:]]),
+    ],
 )
 def test_values_are_quantised_for_the_weights_that_multiply_them(
-    weights: WeightType, expected: list[str]
+    weights: WeightType, bits: ActivationBits, expected: list[str]
 ) -> None:
-    assert [stage.out for stage in stages(weights)] == expected
+    assert [stage.out for stage in stages(weights, bits=bits)] == expected
 
 
 def test_a_value_that_the_run_was_given_is_written_to_a_new_buffer() -> None:

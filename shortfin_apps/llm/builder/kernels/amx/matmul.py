@@ -14,9 +14,11 @@ from shortfin_apps.llm.builder.kernels.fused.matmul import (
     MatmulBytesGeometry,
     MatmulGeometry,
 )
+from shortfin_apps.llm.builder.kernels.fused.panel_blocks import PanelBlocks
 from shortfin_apps.llm.builder.kernels.interface import Regions
 from shortfin_apps.llm.builder.weights.layout import PANEL
 from shortfin_apps.llm.model.spec import FloatType
+from shortfin_apps.llm.model.weight_blocks import BlockType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,22 +26,29 @@ class MatmulFloatTilesGeometry(MatmulGeometry):
     """A matmul on AMX tiles in bf16 or f16, as `dtype` says (matmul_floats_function.mlir.j2).
 
     x is FloatTiles if `is_tiled`, otherwise row-major. A gated result is FloatTiles if `makes_tiles`,
-    otherwise row-major. With `has_bias`, each sum starts from the bias of its column.
+    otherwise row-major. With `has_bias`, each sum starts from the bias of its column. Weights in `blocks` are
+    widened to bf16, a chunk of K at a time.
     """
 
     dtype: FloatType = "bf16"
     is_tiled: bool
     makes_tiles: bool = True
     has_bias: bool = False
+    blocks: BlockType | None = None
     max_chunk_tiles: ClassVar[int] = 18  # tiles of a panel along K that stay in the L1 cache
+    max_widened_tiles: ClassVar[int] = 14  # the same, of tiles that are widened there
 
     @property
     def row_bytes(self) -> int:
         return 2 * self.k_size
 
     @property
+    def w(self) -> PanelBlocks | None:
+        return PanelBlocks(self.k_size, self.blocks) if self.blocks else None
+
+    @property
     def panel_bytes(self) -> int:
-        return PANEL * self.row_bytes
+        return self.w.panel_bytes if self.w else PANEL * self.row_bytes
 
     @property
     def x_stride(self) -> int:
@@ -74,7 +83,7 @@ class MatmulFloatTilesGeometry(MatmulGeometry):
     def chunk_bytes(self) -> int:
         """Bytes of a row of x in a chunk of K; chunks are nearly equal."""
         tiles = self.row_bytes // TILE_ROW_BYTES
-        chunks = -(-tiles // self.max_chunk_tiles)
+        chunks = -(-tiles // (self.max_widened_tiles if self.blocks else self.max_chunk_tiles))
         return TILE_ROW_BYTES * -(-tiles // chunks)
 
     @property
@@ -83,6 +92,7 @@ class MatmulFloatTilesGeometry(MatmulGeometry):
             {
                 "config": CONFIG_BYTES,
                 "zeros": 2 * TILE_ROW_BYTES,  # a row of initial sums
+                "chunk_w": PANEL * self.chunk_bytes if self.blocks else 0,
                 "sums": self.row_block * SUMS_ROW_BYTES,
             }
         )

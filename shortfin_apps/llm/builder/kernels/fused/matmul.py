@@ -19,10 +19,11 @@ from shortfin_apps.llm.builder.kernels.activations import (
 )
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import tail_sizes
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
+from shortfin_apps.llm.builder.kernels.fused.panel_blocks import PanelBlocks
 from shortfin_apps.llm.builder.kernels.fused.stages import QuantiseBlocksGeometry
 from shortfin_apps.llm.builder.kernels.interface import Regions
-from shortfin_apps.llm.builder.weights.layout import DOT_BYTES, MATRIX_BYTES, PANEL, group_bytes
-from shortfin_apps.llm.model.spec import ActivationBits
+from shortfin_apps.llm.builder.weights.layout import DOT_BYTES, MATRIX_BYTES, PANEL
+from shortfin_apps.llm.model.spec import QuantBits
 from shortfin_apps.llm.model.weight_blocks import BLOCK, BlockType
 
 CONFIG_BYTES = 64  # the operand of LDTILECFG
@@ -122,8 +123,7 @@ class MatmulBytesGeometry(MatmulGeometry):
 class MatmulBlocksGeometry(MatmulGeometry):
     """Weights in `blocks` of 16 or 32 (matmul_blocks_function.mlir.j2); x has blocks of 32, of `x_bits`.
 
-    A part is the overlap of a weight block and a block of x: the full block of x, or half of it. `pair`:
-    neighbours along K that are contiguous in w.
+    `pair`: neighbours along K that are contiguous in w.
 
     `has_bf16`: an instruction rounds f32 to bf16. `has_wide_vectors`: AVX-512. `has_neon`: NEON. `has_dot`:
     dot products of unsigned by signed bytes, on NEON of signed bytes. `has_tiles`: AMX, which implies all of
@@ -131,7 +131,7 @@ class MatmulBlocksGeometry(MatmulGeometry):
     """
 
     blocks: BlockType
-    x_bits: ActivationBits
+    x_bits: QuantBits
     pair: int = DOT_BYTES
     has_tiles: bool = True
     has_bf16: bool = True
@@ -164,7 +164,7 @@ class MatmulBlocksGeometry(MatmulGeometry):
     @property
     def has_signs(self) -> bool:
         """Whether the quants of w are signed."""
-        return self.blocks.bits == 8
+        return self.w.bits == 8
 
     @property
     def is_shifted(self) -> bool:
@@ -185,9 +185,12 @@ class MatmulBlocksGeometry(MatmulGeometry):
         return tail_sizes(self.tile_rows)
 
     @property
-    def parts(self) -> int:
-        """Parts per block of x."""
-        return BLOCK // self.blocks.size
+    def w(self) -> PanelBlocks:
+        return PanelBlocks(self.k_size, self.blocks)
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.w.panel_bytes
 
     @property
     def paired_blocks(self) -> int:
@@ -202,11 +205,6 @@ class MatmulBlocksGeometry(MatmulGeometry):
         return 2 * max(1, -(-pairs // chunks))
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of the quants of a panel for one block along K (32 columns, 32 elements of K)."""
-        return PANEL * BLOCK * self.blocks.bits // 8
-
-    @property
     def part_w_bytes(self) -> int:
         """Bytes of the quants of a panel for one part along K, at one byte per quant."""
         return PANEL * self.blocks.size
@@ -214,7 +212,7 @@ class MatmulBlocksGeometry(MatmulGeometry):
     @property
     def copies(self) -> int:
         """Copies of a block that tiles read: for weights of 4 bits, one for each digit of x."""
-        return self.x.digits if self.blocks.bits == 4 else 1
+        return self.x.digits if self.w.bits == 4 else 1
 
     @property
     def wide_block_bytes(self) -> int:
@@ -224,12 +222,12 @@ class MatmulBlocksGeometry(MatmulGeometry):
     @property
     def accumulators(self) -> int:
         """Accumulator tiles for a block of x: one per part and, without a copy for each digit, per digit."""
-        return self.parts * self.x.digits // self.copies
+        return self.w.parts * self.x.digits // self.copies
 
     @property
     def is_whole(self) -> bool:
         """Whether a product of tiles covers a block of x with all of its digits."""
-        return self.parts == self.accumulators == 1
+        return self.w.parts == self.accumulators == 1
 
     @property
     def tile_k(self) -> int:
@@ -258,41 +256,16 @@ class MatmulBlocksGeometry(MatmulGeometry):
         Each is: the accumulator, whether it must be zeroed before, and the bytes from a block of x and of w
         to the tiles.
         """
-        first, shares_sum = self.first_accumulator(sums), self.accumulators == self.parts
+        first, shares_sum = self.first_accumulator(sums), self.accumulators == self.w.parts
         if self.is_whole:
             return [(first, True, 0, 0)]
         products = []
-        for part, digit in product(range(self.parts), range(self.x.digits)):
+        for part, digit in product(range(self.w.parts), range(self.x.digits)):
             number = first + (part if shares_sum else self.x.digits * part + digit)
             x_offset, w_offset = BLOCK * digit + self.blocks.size * part, self.part_w_bytes * part
             w_offset += self.copy_bytes * digit if self.copies > 1 else 0
             products.append((number, not (shares_sum and digit), x_offset, w_offset))
         return products
-
-    @property
-    def panel_bytes(self) -> int:
-        return PANEL * self.k_size * self.blocks.bits // 8
-
-    @property
-    def own_terms_bytes(self) -> int:
-        """Bytes of one part's own scales and minima in a panel: f16, or with groups i8."""
-        return PANEL * self.blocks.num_terms * (1 if self.blocks.group else 2)
-
-    @property
-    def group_parts(self) -> int:
-        """Parts per group, which share the f16 of their scales and of their minima."""
-        assert self.blocks.group is not None
-        return self.blocks.group // self.blocks.size
-
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of one group's scales and minima in a panel: the shared f16, then the i8 of each part."""
-        return group_bytes(self.blocks)
-
-    @property
-    def group_head_bytes(self) -> int:
-        """Bytes of the shared f16 of one group in a panel."""
-        return self.group_bytes - self.group_parts * self.own_terms_bytes
 
     def shift_past(self, part: int) -> int:
         """Return the bytes from a row's scale in a block of QuantBlocks to the row's shift for `part`."""
@@ -303,20 +276,7 @@ class MatmulBlocksGeometry(MatmulGeometry):
         return self.x.sums_at - self.x.scales_at + self._stat_of(part)
 
     def _stat_of(self, part: int) -> int:
-        return 0 if self.parts == 1 else (1 + part) * self.x.stat_bytes
-
-    @property
-    def panel_terms_bytes(self) -> int:
-        if self.blocks.group is None:
-            return self.x.blocks * self.terms_bytes
-        return self.k_size // self.blocks.group * self.group_bytes
-
-    @property
-    def terms_bytes(self) -> int:
-        """Bytes of a panel's scales and minima per block of x; with groups the average, rounded down."""
-        if self.blocks.group is None:
-            return self.parts * self.own_terms_bytes
-        return BLOCK * self.group_bytes // self.blocks.group
+        return 0 if self.w.parts == 1 else (1 + part) * self.x.stat_bytes
 
     @property
     def local(self) -> Regions:
@@ -326,7 +286,7 @@ class MatmulBlocksGeometry(MatmulGeometry):
             {
                 "config": CONFIG_BYTES,
                 "products": self.accumulators * TILE_BYTES,
-                "chunk_w": self.chunk_blocks * self.wide_block_bytes if self.blocks.bits == 4 else 0,
+                "chunk_w": self.chunk_blocks * self.wide_block_bytes if self.w.bits == 4 else 0,
                 "sums": self.row_block * SUMS_ROW_BYTES,
             }
         )

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from shortfin_apps.llm.builder.kernels.activations import TILE_BYTES, FloatTiles, QuantBlocks
 from shortfin_apps.llm.builder.kernels.cpu.int8 import RowQuantisation
-from shortfin_apps.llm.model.spec import ActivationBits, FloatType
+from shortfin_apps.llm.model.spec import FloatType, QuantBits
 
 ROW_BLOCK = 4  # rows per work item, if rows are few
 
@@ -54,7 +54,7 @@ class QuantiseBlocksGeometry:
     """
 
     size: int
-    bits: ActivationBits
+    bits: QuantBits
     is_tiled: bool
     norm: RmsNormGeometry | None = None
     has_wide_vectors: bool = True

@@ -28,9 +28,9 @@ from shortfin_apps.llm.builder.lowering.fused.stages import (
     StageList,
     buffer_row_bytes,
     inputs_of,
-    operands_of,
 )
 from shortfin_apps.llm.builder.lowering.lowering import Values
+from shortfin_apps.llm.builder.weights.layout import Int8Panels
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.attention import Attend
 from shortfin_apps.llm.model.operations import GatedLinear, Linear, Norm, Operation
@@ -68,7 +68,7 @@ class FusedLayers:
         self._geometries: dict[str, list[FusedLayerGeometry]] = {}  # by the kernel's name without number
         # At most one run before each operation of another kind, and one at the end.
         self._most_calls = 1 + sum(not isinstance(each, Norm | Linear | GatedLinear) for each in operations)
-        self._row_bytes = buffer_row_bytes(operations, weights, kernels.kept_bytes, kernels.block_bits)
+        self._row_bytes = buffer_row_bytes(operations, weights, kernels.kept_bytes, kernels.quant_bits)
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
         """Count the leading operations that are fused.
@@ -90,7 +90,9 @@ class FusedLayers:
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:
         reads = values.tensors(inputs_of(run))
-        stages = StageList(run, reads.keys(), values, self._weights, self.attention)
+        stages = StageList(
+            run, reads.keys(), values, self._weights, self._kernels.operands_of, self.attention
+        )
         first = stages[0]
         prefix = ""
         if isinstance(first, AttendStage):
@@ -173,7 +175,7 @@ class FusedLayers:
         scratch: dict[str, int],
     ) -> str:
         described = tuple(
-            StageGeometry(index, self._kernels.geometry(stage), _operands(index, stage))
+            StageGeometry(index, self._kernels.geometry(stage), _operands(index, stage, self._weights))
             for index, stage in enumerate(stages)
         )
         g = FusedLayerGeometry(
@@ -196,7 +198,7 @@ def _written_by(stage: Stage) -> list[str]:
     """Return the names of the buffers that the stage writes."""
     if isinstance(stage, MatmulStage) and stage.quantised:
         return [stage.out, stage.quantised]
-    if isinstance(stage, NormStage | QuantiseStage) and operands_of(stage.layout) == "int8":
+    if isinstance(stage, NormStage | QuantiseStage) and isinstance(stage.layout, Int8Panels):
         return [stage.out, f"{stage.out}.scales"]
     return [stage.out]
 
@@ -206,7 +208,7 @@ def _binding(stage: int, parameter: int) -> str:
     return f"{'ws'[parameter]}{stage}"
 
 
-def _operands(index: int, stage: Stage) -> dict[str, str]:
+def _operands(index: int, stage: Stage, weights: WeightTypes) -> dict[str, str]:
     """Return argument -> buffer for the function of stage `index`.
 
     Includes the arguments of all kernels that may be chosen for the stage.
@@ -214,11 +216,13 @@ def _operands(index: int, stage: Stage) -> dict[str, str]:
     if isinstance(stage, AttendStage):
         return {"all_out": stage.out, "sinks": "sinks" if stage.geometry.has_sinks else "all_qkv"}
     if isinstance(stage, MatmulStage):
+        layout = weights.layout(stage.weight)
+        has_scales = layout.blocks is not None or isinstance(layout, Int8Panels)
         return {
             "x": stage.x,
             "x_scales": f"{stage.x}.scales",
             "w": _binding(index, 0),
-            "w_scales": _binding(index, 1),
+            "w_scales": _binding(index, int(has_scales)),
             "residual": stage.residual or stage.x,
             "out": stage.out,
             "quantised": stage.quantised or stage.out,

@@ -18,6 +18,7 @@ from shortfin_apps.llm.builder.lowering.fused.stages import (
     AttendStage,
     MatmulStage,
     NormStage,
+    Operands,
     QuantiseStage,
     Stage,
 )
@@ -26,17 +27,18 @@ from shortfin_apps.llm.builder.weights.layout import (
     FLOAT_DTYPES,
     Int8Panels,
     QuantisedPanels,
+    WeightLayout,
     fills_tiles,
 )
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.model.spec import ActivationBits, FloatType, ModelSpec
+from shortfin_apps.llm.model.spec import ActivationBits, FloatType, ModelSpec, QuantBits
 
 
 @dataclass(frozen=True, slots=True)
 class StageKernels:
     """Chooses kernels for the stages of the model's layers.
 
-    `activations`: the dtype of float activations; `block_bits`: bits of activations in blocks.
+    `activations`: the dtype of float activations; `block_bits`: bits of activations for weights in blocks.
     """
 
     spec: ModelSpec
@@ -49,6 +51,22 @@ class StageKernels:
     def has_tiles(self) -> bool:
         """Whether matmuls use AMX tiles, and stages store activations as such tiles."""
         return fills_tiles(self.spec, self.activations, self.target)
+
+    @property
+    def widens_blocks(self) -> bool:
+        """Whether weights in blocks become bf16 before they are multiplied, in AMX tiles."""
+        return self.block_bits == 16
+
+    @property
+    def quant_bits(self) -> QuantBits:
+        """Bits of activations that are multiplied as integers; 12 if there are none."""
+        return 8 if self.block_bits == 8 else 12
+
+    def operands_of(self, layout: WeightLayout) -> Operands:
+        """Return the form of the input of matmuls with weights in this layout."""
+        if isinstance(layout, Int8Panels):
+            return "int8"
+        return "blocks" if layout.blocks and not self.widens_blocks else "floats"
 
     @property
     def _vectors(self) -> dict[str, bool]:
@@ -105,9 +123,9 @@ class StageKernels:
         if isinstance(stage.layout, Int8Panels):
             dtype, eps = ("f32", norm.eps) if norm else ("bf16", None)
             return RowQuantisationStage(size, dtype, eps, is_tiled, self._is_shifted, **self._vectors)
-        if stage.layout.blocks:
+        if self.operands_of(stage.layout) == "blocks":
             dtype = self.kept if stage.x_kept else self.activations
-            return QuantiseBlocksGeometry(size, self.block_bits, is_tiled, norm, dtype=dtype, **self._vectors)
+            return QuantiseBlocksGeometry(size, self.quant_bits, is_tiled, norm, dtype=dtype, **self._vectors)
         assert norm  # floats are not quantised
         return norm
 
@@ -115,9 +133,9 @@ class StageKernels:
         layout = self.weights.layout(stage.weight)
         if isinstance(layout, Int8Panels):
             return self._in_bytes(stage, layout)
-        if isinstance(layout, QuantisedPanels):
+        if isinstance(layout, QuantisedPanels) and not self.widens_blocks:
             return self._in_blocks(stage, layout)
-        return self._in_floats(stage)
+        return self._in_tiles(stage, layout) if self.has_tiles else self._in_floats(stage)
 
     def _in_bytes(self, stage: MatmulStage, layout: Int8Panels) -> MatmulGeometry:
         n, k_size = self.weights.shape(stage.weight)
@@ -140,7 +158,7 @@ class StageKernels:
             k_size=k_size,
             epilogue=stage.epilogue,
             blocks=layout.blocks,
-            x_bits=self.block_bits,
+            x_bits=self.quant_bits,
             pair=layout.pair,
             has_tiles=self.has_tiles,
             has_bf16=self.target.has_bf16_dot,
@@ -148,12 +166,19 @@ class StageKernels:
             **self._vectors,
         )
 
+    def _in_tiles(self, stage: MatmulStage, layout: WeightLayout) -> MatmulGeometry:
+        n, k_size = self.weights.shape(stage.weight)
+        return MatmulFloatTilesGeometry(
+            n=n,
+            k_size=k_size,
+            epilogue=stage.epilogue,
+            dtype=self.activations,
+            is_tiled=stage.x_kept,
+            blocks=layout.blocks,
+        )
+
     def _in_floats(self, stage: MatmulStage) -> MatmulGeometry:
         n, k_size = self.weights.shape(stage.weight)
-        if self.has_tiles:
-            return MatmulFloatTilesGeometry(
-                n=n, k_size=k_size, epilogue=stage.epilogue, dtype=self.activations, is_tiled=stage.x_kept
-            )
         return MatmulFloatsGeometry(
             n=n,
             k_size=k_size,

@@ -5,7 +5,7 @@ A value is in a buffer named like the value; a quantised form of it is in `VALUE
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -15,11 +15,11 @@ from shortfin_apps.llm.builder.kernels.activations import Int8Tiles, QuantBlocks
 from shortfin_apps.llm.builder.kernels.epilogue import Epilogue
 from shortfin_apps.llm.builder.kernels.fused.layer import AttentionGeometry
 from shortfin_apps.llm.builder.lowering.lowering import Values
-from shortfin_apps.llm.builder.weights.layout import Int8Panels, WeightLayout
+from shortfin_apps.llm.builder.weights.layout import WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.attention import Attend, Attention
 from shortfin_apps.llm.model.operations import GatedLinear, Linear, Norm, Operation
-from shortfin_apps.llm.model.spec import ActivationBits
+from shortfin_apps.llm.model.spec import QuantBits
 
 # Forms of a matmul's input: floats, blocks of integers, or 8-bit integers with a scale per token.
 Operands = Literal["floats", "blocks", "int8"]
@@ -117,6 +117,7 @@ class StageList(list[Stage]):
     """The stages of `run`, and the buffers of its values.
 
     `reads`: names of values that other dispatches computed; the stages must not write to their buffers.
+    `operands_of`: the form of the input of matmuls with a layout.
     """
 
     def __init__(
@@ -125,12 +126,14 @@ class StageList(list[Stage]):
         reads: Collection[str],
         values: Values,
         weights: WeightTypes,
+        operands_of: Callable[[WeightLayout], Operands],
         attention: DecodeAttention | None,
     ) -> None:
         super().__init__()
         self._reads = reads
         self._values = values
         self._weights = weights
+        self._operands_of = operands_of
         self._attention = attention
         self._held: dict[str, dict[Operands | None, str]] = {name: {None: name} for name in reads}
         self._kept: set[str] = set()
@@ -164,7 +167,7 @@ class StageList(list[Stage]):
         self._held[operation.out] = {"floats": operation.out}
 
     def _add_norm(self, operation: Norm, layout: WeightLayout) -> None:
-        operands, x = operands_of(layout), self.buffer(operation.x)
+        operands, x = self._operands_of(layout), self.buffer(operation.x)
         out = _buffer_name(operation.out, operands)
         self.append(NormStage(operation.weight, x, x in self._kept, out, layout))
         self._held[operation.out] = {operands: out}
@@ -173,7 +176,7 @@ class StageList(list[Stage]):
     def _add_gated(self, operation: GatedLinear) -> None:
         x, out, weight = self._operand(operation.x, operation.weight), operation.out, operation.weight
         held: dict[Operands | None, str] = {"floats": out}
-        if operands_of(self._weights.layout(weight)) == "blocks":
+        if self._operands_of(self._weights.layout(weight)) == "blocks":
             held["blocks"] = _buffer_name(out, "blocks")
         quantised = held.get("blocks")
         self.append(MatmulStage(weight, x, x in self._kept, out, operation.activation, quantised=quantised))
@@ -195,7 +198,7 @@ class StageList(list[Stage]):
         Adds a stage that quantises the value, unless a buffer already has the value in this form.
         """
         layout, held = self._weights.layout(weight), self._held[value]
-        operands = operands_of(layout)
+        operands = self._operands_of(layout)
         x = self.buffer(value)
         if operands == "floats":
             return x
@@ -219,18 +222,18 @@ def inputs_of(run: Sequence[Operation]) -> set[str]:
 
 
 def buffer_row_bytes(
-    operations: Sequence[Operation], weights: WeightTypes, kept_bytes: int, block_bits: ActivationBits
+    operations: Sequence[Operation], weights: WeightTypes, kept_bytes: int, quant_bits: QuantBits
 ) -> dict[str, int]:
     """Return buffer name -> bytes per token, for each buffer that may be internal to a dispatch.
 
     These are Linear's results in f32, and inputs of matmuls in all forms, where a float takes `kept_bytes`,
-    and a quant in blocks `block_bits`.
+    and a quant in blocks `quant_bits`.
     A name that several layers use gets the largest size.
     """
     matmuls = [each for each in operations if isinstance(each, Linear | GatedLinear)]
     sums = [{each.out: 4 * weights.shape(each.weight)[0]} for each in matmuls if isinstance(each, Linear)]
     operands = [
-        operand_bytes(kept_bytes, block_bits, each.x, weights.shape(each.weight)[1]) for each in matmuls
+        operand_bytes(kept_bytes, quant_bits, each.x, weights.shape(each.weight)[1]) for each in matmuls
     ]
     largest: dict[str, int] = {}
     for name, size in (pair for sizes in (*sums, *operands) for pair in sizes.items()):
@@ -238,17 +241,11 @@ def buffer_row_bytes(
     return largest
 
 
-def operands_of(layout: WeightLayout) -> Operands:
-    if isinstance(layout, Int8Panels):
-        return "int8"
-    return "blocks" if layout.blocks else "floats"
-
-
-def operand_bytes(kept_bytes: int, block_bits: ActivationBits, name: str, features: int) -> dict[str, int]:
+def operand_bytes(kept_bytes: int, quant_bits: QuantBits, name: str, features: int) -> dict[str, int]:
     """Return buffer name -> bytes per token, for the float buffer `name` and its quantised forms."""
     return {
         name: kept_bytes * features,
-        f"{name}_blocks": QuantBlocks(features, block_bits).row_bytes,
+        f"{name}_blocks": QuantBlocks(features, quant_bits).row_bytes,
         f"{name}_int8": Int8Tiles(features).row_bytes,
         f"{name}_int8.scales": 4,
     }
