@@ -71,6 +71,21 @@ class GoldenFamily:
         tensors = {n: weight(n, tuple(shape)) for n, shape in made["shapes"].items()}
         return cls(deepcopy(made["config"]), tensors, np.array(made["logits"], np.float32))
 
+    def add_draft_layer(self, like: int = 1) -> None:
+        """Add tensors `mtp.` of a draft layer, with the shapes of layer `like`."""
+        hidden, prefix = self.config["hidden_size"], f"model.layers.{like}."
+        shapes = {
+            name.replace(prefix, "mtp.layers.0."): values.shape
+            for name, values in self.tensors.items()
+            if name.startswith(prefix)
+        }
+        shapes |= {
+            f"mtp.{name}.weight": (hidden,)
+            for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        }
+        shapes["mtp.fc.weight"] = (hidden, 2 * hidden)
+        self.tensors.update((name, weight(name, shape)) for name, shape in shapes.items())
+
     def write_hf(self, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         directory.joinpath("config.json").write_text(json.dumps(self.config))
