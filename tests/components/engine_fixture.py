@@ -10,7 +10,8 @@ from typing import Any, cast
 from shortfin_apps.llm.components.batching import make_mode
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
-from shortfin_apps.llm.components.engine.draft_model import DraftModel, DraftOptions
+from shortfin_apps.llm.components.engine.draft_model import DraftModel
+from shortfin_apps.llm.components.engine.drafter import DraftOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
@@ -148,9 +149,8 @@ def make_draft(
         max_seq_len=config.max_seq_len,
         vocab_size=VOCAB,
         round_cost=round_cost,
-        catch_up_tokens=catch_up_tokens,
     )
-    return FakeDraft(DraftModel(runner, cache, options), program, cache)
+    return FakeDraft(DraftModel(runner, cache, options, catch_up_tokens), program, cache)
 
 
 def make_rig(
@@ -224,7 +224,7 @@ def make_rig(
         depth=depth,
         jump_ahead=jump_ahead,
         speculation=speculation,
-        draft_model=None if draft is None else draft.model,
+        drafter=None if draft is None else draft.model,
         recorder=recorder,
         mask_costs=mask_costs,
         clock=clock,

@@ -401,5 +401,8 @@ def named_results(results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
 
 
 def hidden_row(slot: int, position: int) -> int:
-    """Return the row of `hidden_states` for the token at `position` of the request in `slot`."""
-    return 1 + slot * HIDDEN_PER_SLOT + position % HIDDEN_PER_SLOT
+    """Return the row of `hidden_states` for the token at `position` of the request in `slot`.
+
+    A request with a negative slot has none.
+    """
+    return NO_HIDDEN if slot < 0 else 1 + slot * HIDDEN_PER_SLOT + position % HIDDEN_PER_SLOT

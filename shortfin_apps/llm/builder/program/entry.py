@@ -147,7 +147,9 @@ def write_decode_loop(
     seq_lens = e.elementwise("n", ("n", (rows,), "i64"), [(starts, "n")], _SEQ_LEN)
     batch = _batch(e, entry, imported, starts, seq_lens)
     if hidden_size is not None:
-        inputs |= _hidden_rows(e, inputs["slots"], positions) | _hidden_table(e, hidden_size)
+        inputs |= _hidden_table(e, hidden_size)
+        count, _ = inputs["hidden_table"].shape
+        inputs |= _hidden_rows(e, inputs["slots"], positions, count)
     inputs["tokens"] = _known_tokens(e, inputs["tokens"], last_tokens)
     values = body(e, inputs, batch)
     results = {"token_ids": values["token_ids"], **_of_rows(e, values)}
@@ -191,8 +193,12 @@ def _hidden_table(e: Emitter, size: int) -> dict[str, Tensor]:
     }
 
 
-def _hidden_rows(e: Emitter, slots: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    """Return `hidden_from` and `hidden_to` of a decode loop: the rows of its tokens and those before."""
+def _hidden_rows(e: Emitter, slots: Tensor, positions: Tensor, count: Dim) -> dict[str, Tensor]:
+    """Return `hidden_from` and `hidden_to` of a decode loop: the rows of its tokens and those before.
+
+    Slots outside of the table of `count` rows have none.
+    """
+    size = e.value(f"arith.index_cast {e.index(count)} : index to i64")
 
     def rows(distance: int) -> Tensor:
         body = f"""\
@@ -209,7 +215,9 @@ def _hidden_rows(e: Emitter, slots: Tensor, positions: Tensor) -> dict[str, Tens
   %named = arith.addi %after, %one : i64
   %has_slot = arith.cmpi sge, %a, %zero : i64
   %has_token = arith.cmpi sge, %position, %zero : i64
-  %has_row = arith.andi %has_slot, %has_token : i1
+  %is_used = arith.andi %has_slot, %has_token : i1
+  %is_inside = arith.cmpi slt, %named, {size} : i64
+  %has_row = arith.andi %is_used, %is_inside : i1
   %row = arith.select %has_row, %named, %none : i64
   linalg.yield %row : i64"""
         return e.elementwise("n", ("n", slots.shape, "i64"), [(slots, "n"), (positions, "n")], body)

@@ -47,6 +47,7 @@ _ORDER = (
     Layout.PREFILL,
     Layout.PACKED,
     Layout.DECODE,
+    Layout.DRAFT,
     Layout.LOOP,
     *ROW_LAYOUTS,
 )
@@ -79,6 +80,7 @@ class EntryRuns:
             Layout.PREFILL: self._prefill,
             Layout.PACKED: self._extend,
             Layout.DECODE: self._decode,
+            Layout.DRAFT: self._draft,
             Layout.LOOP: self._loop,
             Layout.SAMPLE: self._sample,
             Layout.ADJUSTED_SAMPLE: self._adjusted_sample,
@@ -144,6 +146,14 @@ class EntryRuns:
             if tasks:
                 wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, widest(tasks))
                 yield self._run(wide, EntryFamily.DECODE, tasks)
+
+    def _draft(self, shape: Shape) -> Generator[list[Computed]]:
+        """Run the draft layer after prefixes, whose last hidden states are not known."""
+        self.rows = self._pages.decoding(shape.rows, self._layout.bases)
+        tasks = [row.decode for row in self.rows]
+        if tasks:
+            wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, widest(tasks))
+            yield self._run(wide, EntryFamily.DRAFT, tasks)
 
     def _extend(self, shape: Shape) -> Generator[list[Computed]]:
         """Run decodes and whole prompts in one invocation, as many as the entry takes.
