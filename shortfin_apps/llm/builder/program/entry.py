@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tensor, tensor_type
+from shortfin_apps.llm.builder.lowering.linalg.hidden_states import loop_rows
 from shortfin_apps.llm.builder.lowering.lowering import LOGITS_MEMORY, RowResults, Values
 from shortfin_apps.llm.contract.abi import (
     ARGUMENT_TYPES,
     ASYNC_SUFFIX,
     BLOCK_TABLES,
     CALLER_OWNED,
-    HIDDEN_PER_SLOT,
-    NO_HIDDEN,
     ONLY_DISPATCHES,
     RESIDENT_WORKGROUPS,
     TAKES_FOLLOWERS,
@@ -147,9 +146,10 @@ def write_decode_loop(
     seq_lens = e.elementwise("n", ("n", (rows,), "i64"), [(starts, "n")], _SEQ_LEN)
     batch = _batch(e, entry, imported, starts, seq_lens)
     if hidden_size is not None:
+        given = _import(e, "hidden_from", (rows,), "i64")
         inputs |= _hidden_table(e, hidden_size)
         count, _ = inputs["hidden_table"].shape
-        inputs |= _hidden_rows(e, inputs["slots"], positions, count)
+        inputs |= loop_rows(e, inputs["slots"], positions, given, count)
     inputs["tokens"] = _known_tokens(e, inputs["tokens"], last_tokens)
     values = body(e, inputs, batch)
     results = {"token_ids": values["token_ids"], **_of_rows(e, values)}
@@ -191,38 +191,6 @@ def _hidden_table(e: Emitter, size: int) -> dict[str, Tensor]:
         "hidden_table": _import(e, "hidden_states", shape, "f32", updated=True),
         "known_hidden": _import_read(e, "hidden_states", shape, "f32"),
     }
-
-
-def _hidden_rows(e: Emitter, slots: Tensor, positions: Tensor, count: Dim) -> dict[str, Tensor]:
-    """Return `hidden_from` and `hidden_to` of a decode loop: the rows of its tokens and those before.
-
-    Slots outside of the table of `count` rows have none.
-    """
-    size = e.value(f"arith.index_cast {e.index(count)} : index to i64")
-
-    def rows(distance: int) -> Tensor:
-        body = f"""\
-  %none = arith.constant {NO_HIDDEN} : i64
-  %zero = arith.constant 0 : i64
-  %one = arith.constant 1 : i64
-  %distance = arith.constant {distance} : i64
-  %count = arith.constant {HIDDEN_PER_SLOT} : i64
-  %mask = arith.constant {HIDDEN_PER_SLOT - 1} : i64
-  %position = arith.subi %b, %distance : i64
-  %place = arith.andi %position, %mask : i64
-  %first = arith.muli %a, %count : i64
-  %after = arith.addi %first, %place : i64
-  %named = arith.addi %after, %one : i64
-  %has_slot = arith.cmpi sge, %a, %zero : i64
-  %has_token = arith.cmpi sge, %position, %zero : i64
-  %is_used = arith.andi %has_slot, %has_token : i1
-  %is_inside = arith.cmpi slt, %named, {size} : i64
-  %has_row = arith.andi %is_used, %is_inside : i1
-  %row = arith.select %has_row, %named, %none : i64
-  linalg.yield %row : i64"""
-        return e.elementwise("n", ("n", slots.shape, "i64"), [(slots, "n"), (positions, "n")], body)
-
-    return {"hidden_from": rows(1), "hidden_to": rows(0)}
 
 
 def _logits_memory(e: Emitter, rows: Dim, size: int) -> Tensor:

@@ -87,7 +87,7 @@ class BatchRunner:
             for layout in Layout
         }
         self._slots = SlotTables(device, program.entries)  # `reserve_slots` sets their size
-        self._loop = LoopState(self._upload)
+        self._loop = LoopState(self._upload, takes_hidden=self.buckets.most_drafts > 0)
         self._recorded_loop: Loop | None = None
         self._draw_arguments = DrawArguments(self._upload, self._slots)
         self._logprob_arguments = LastUpload(self._upload)
@@ -260,9 +260,8 @@ class BatchRunner:
         assert entry is not None, "a shape names an entry"
         on_device = {name: self._upload(array) for name, array in arrays.items()} | dict(left or {})
         if entry.takes_slabs:
-            on_device |= self._tables(tasks, shape)
-            on_device |= {name: self._upload(array) for name, array in self._hidden(shape, tasks).items()}
-        on_device = {**self._slots.buffers, **on_device}
+            hidden = {name: self._upload(array) for name, array in self._hidden(shape, tasks).items()}
+            on_device = {**self._slots.buffers, **hidden, **on_device} | self._tables(tasks, shape)
         arguments = [on_device[name] for name in self._argument_names[shape.layout]]
         results = self._invoke(shape.entry, [*arguments, *(self._page_table if entry.takes_slabs else ())])
         named = entry.named_results(results, self._top_k)

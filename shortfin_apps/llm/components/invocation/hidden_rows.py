@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
-from shortfin_apps.llm.components.invocation.loop_state import padded
 from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT, NO_HIDDEN, hidden_row
 
 _FOLLOWS = -1  # the row before it in the batch
@@ -31,15 +31,18 @@ def hidden_rows(tasks: Sequence[LlmTaskInput], rows: int) -> dict[str, npt.NDArr
         is_kept = ends[task.request] - task.seq_len < HIDDEN_PER_SLOT
         targets.append(hidden_row(task.request.slot, task.seq_len - 1) if is_kept else NO_HIDDEN)
         before = task.request
+    found = {"hidden_from": sources, "hidden_to": targets}
     return {
-        "hidden_from": padded(sources, rows, NO_HIDDEN),
-        "hidden_to": padded(targets, rows, NO_HIDDEN),
+        name: np.array(each + [NO_HIDDEN] * (rows - len(tasks)), np.int64) for name, each in found.items()
     }
 
 
 def _row_before(task: LlmTaskInput) -> int:
     """Return the row of the token before the task's first one; NO_HIDDEN for the first task of a lease."""
-    lease, start = task.request.lease, task.start_position
-    if lease is None or start <= lease.num_cached_tokens:
-        return NO_HIDDEN
-    return hidden_row(task.request.slot, start - 1)
+    return NO_HIDDEN if is_first(task) else hidden_row(task.request.slot, task.start_position - 1)
+
+
+def is_first(task: LlmTaskInput) -> bool:
+    """Return whether the task is the first of its lease: no invocation left the hidden state before it."""
+    lease = task.request.lease
+    return lease is None or task.start_position <= lease.num_cached_tokens

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.batch import Batch
-from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_rows
 from shortfin_apps.llm.builder.lowering.linalg.norms import rms_norm
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.contract.abi import NO_HIDDEN
+from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT, NO_HIDDEN
 from shortfin_apps.llm.model.draft_layer import HiddenBefore, JoinHidden, KeepHidden, NormHidden
 
 _UNUSUAL = "0x7F4C5A1D"  # 2.7e38, as a f32's bits: of a value that no hidden state has
@@ -74,6 +74,41 @@ def keep_hidden(_: LoweringContext, e: Emitter, operation: KeepHidden, values: V
         table.shape,
         "f32",
     )
+
+
+def loop_rows(e: Emitter, slots: Tensor, positions: Tensor, given: Tensor, count: Dim) -> dict[str, Tensor]:
+    """Return `hidden_from` and `hidden_to` of a decode loop: the rows of its tokens and those before.
+
+    `given` is the argument `hidden_from`. Slots outside of the table of `count` rows have none.
+    """
+    size = e.value(f"arith.index_cast {e.index(count)} : index to i64")
+
+    def rows(distance: int, given: Tensor) -> Tensor:
+        body = f"""\
+  %none = arith.constant {NO_HIDDEN} : i64
+  %zero = arith.constant 0 : i64
+  %one = arith.constant 1 : i64
+  %distance = arith.constant {distance} : i64
+  %count = arith.constant {HIDDEN_PER_SLOT} : i64
+  %mask = arith.constant {HIDDEN_PER_SLOT - 1} : i64
+  %position = arith.subi %b, %distance : i64
+  %place = arith.andi %position, %mask : i64
+  %first = arith.muli %a, %count : i64
+  %after = arith.addi %first, %place : i64
+  %named = arith.addi %after, %one : i64
+  %has_slot = arith.cmpi sge, %a, %zero : i64
+  %has_token = arith.cmpi sge, %position, %zero : i64
+  %is_used = arith.andi %has_slot, %has_token : i1
+  %is_inside = arith.cmpi slt, %named, {size} : i64
+  %is_given = arith.cmpi ne, %c, %none : i64
+  %is_there = arith.andi %is_used, %is_inside : i1
+  %has_row = arith.andi %is_there, %is_given : i1
+  %row = arith.select %has_row, %named, %none : i64
+  linalg.yield %row : i64"""
+        ins = [(slots, "n"), (positions, "n"), (given, "n")]
+        return e.elementwise("n", ("n", slots.shape, "i64"), ins, body)
+
+    return {"hidden_from": rows(1, given), "hidden_to": rows(0, e.fill("1", slots.shape, "i64"))}
 
 
 def _targets(e: Emitter, target: Tensor, after: Tensor, batch: Batch) -> Tensor:
