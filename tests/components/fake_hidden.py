@@ -1,4 +1,4 @@
-"""Hidden states of a fake device: a hash of the tokens up to each one, in the table that the host names rows of.
+"""Hidden states of a fake device: a hash of the tokens up to each one, in the table by row.
 
 A row that is not the token's before it, or was written by another request, is an error of the host's.
 """

@@ -49,8 +49,8 @@ row, and return candidates and logits like a `decode`. They and all entries abov
 first one from row `hidden_from`, and stores that of the row's last token in row `hidden_to`, in place. Row
 NO_HIDDEN has none: zeros are read, and what is stored is not used. With `hidden_from` -1, a row of a packed
 `extend` continues the row before it. A `decode_loop` takes no `hidden_to`, and knows of `hidden_from` only
-whether it is NO_HIDDEN: it uses row `hidden_row` of a slot and position, as callers do. The reflection data of
-all these entries has TAKES_HIDDEN.
+whether it is NO_HIDDEN: it uses row `hidden_row` of a slot and position, as callers do. The reflection data
+of all these entries has TAKES_HIDDEN.
 
 `last_tokens` is a table on the device that has the last token of each running request, by slot. The caller
 assigns the slots. A negative token ID -1-s in `tokens` of a packed `extend` or a `decode_loop` stands for

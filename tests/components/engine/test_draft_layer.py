@@ -1,4 +1,4 @@
-"""A model that drafts with its own layer: the tokens are those without, whatever it drafts and however it fails.
+"""A model that drafts with its own layer: the tokens are those without, whatever it drafts, and if it fails.
 
 The fake device checks which hidden state each row reads.
 """

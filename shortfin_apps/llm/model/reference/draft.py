@@ -38,14 +38,30 @@ def draft(
     Returns:
         The logits [tokens, vocab], the hidden states for the next round, and the new keys and values.
     """
+    embedded = weights["token_embd.weight"][tokens] * np.float32(spec.embedding_scale)
+    own = weights_of(weights, len(spec.layers))
+    normed, hidden, cached = run_draft_layer(spec, own, embedded, previous, past)
+    return capped(normed @ weights[spec.head_weight].T, spec.logit_cap), hidden, cached
+
+
+def run_draft_layer(
+    spec: ModelSpec,
+    weights: Mapping[str, F32],
+    embedded: F32,
+    previous: F32,
+    past: F32 | None = None,
+    has_quantised_cache: bool = False,
+) -> tuple[F32, F32, CachedTokens]:
+    """Return the input of the head, the hidden states for the next round, and the new keys and values.
+
+    `weights`: by names without `blk.N.`; `embedded` [tokens, hidden]: the tokens' embeddings. The other
+    arguments are those of `draft`, and of `forward`.
+    """
     assert spec.draft is not None, "callers check it"
     number, eps = len(spec.layers), spec.rms_norm_eps
-    own = weights_of(weights, number)
-    embedded = weights["token_embd.weight"][tokens] * np.float32(spec.embedding_scale)
-    parts = [rms_norm(eps, embedded, own[EMBEDDING_NORM]), rms_norm(eps, previous, own[HIDDEN_NORM])]
-    x = np.concatenate(parts, axis=1) @ own[PROJECTION].T
-    x, cached = run_layer(spec, number, own, x, Carried(), past)
+    parts = [rms_norm(eps, embedded, weights[EMBEDDING_NORM]), rms_norm(eps, previous, weights[HIDDEN_NORM])]
+    x = np.concatenate(parts, axis=1) @ weights[PROJECTION].T
+    x, cached = run_layer(spec, number, weights, x, Carried(), past, has_quantised_cache)
     assert cached is not None, "it stores keys and values"
-    normed = rms_norm(eps, x, own[RESULT_NORM])
-    logits = capped(normed @ weights[spec.head_weight].T, spec.logit_cap)
-    return logits, normed if spec.draft.keeps_normed else x, cached
+    normed = rms_norm(eps, x, weights[RESULT_NORM])
+    return normed, normed if spec.draft.keeps_normed else x, cached
