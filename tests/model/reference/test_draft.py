@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.model.reference.draft import draft, hidden_before
 from shortfin_apps.llm.model.reference.forward import forward, hidden_states
@@ -44,6 +45,25 @@ def test_a_directory_may_have_a_draft_layer(tmp_path: Path, name: str) -> None:
     assert source.spec.pools["whole"] == (1, 3)
     expected, logits = (forward(each.spec, stored_weights(each), TOKENS) for each in (without, source))
     np.testing.assert_array_equal(logits, expected)
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen35-moe"])
+def test_a_gguf_file_may_have_a_draft_layer(tmp_path: Path, name: str) -> None:
+    """With the weights that the directory has."""
+    family = GoldenFamily.of(name)
+    family.add_draft_layer()
+    directory = HfDirectorySource(family.write_hf(tmp_path / "directory"))
+    count = family.config["num_hidden_layers"]
+    keys = {"block_count": count + 1, "nextn_predict_layers": 1}
+    file = GgufSource(family.write_gguf(tmp_path / "model.gguf", keys))
+    assert file.spec.draft is not None
+    assert file.spec.draft == directory.spec.draft
+    assert len(file.spec.layers) == count
+    expected = stored_weights(directory)
+    found = {n: each for n, each in stored_weights(file).items() if n.startswith(f"blk.{count}.")}
+    assert found.keys() == {n for n in expected if n.startswith(f"blk.{count}.")}
+    for weight, values in found.items():
+        np.testing.assert_allclose(values, expected[weight], rtol=1e-6, err_msg=weight)
 
 
 def test_further_draft_layers_are_left_out(tmp_path: Path) -> None:
