@@ -13,7 +13,7 @@ from shortfin_apps.llm.model.draft_layer import DraftLayer
 from shortfin_apps.llm.model.reference.draft import draft, hidden_before
 from shortfin_apps.llm.model.reference.forward import hidden_states
 from shortfin_apps.llm.model.spec import BuildOptions
-from tests.builder.compiled_model import HYBRID, TINY, CompiledModel
+from tests.builder.compiled_model import HYBRID, LATENT, TINY, CompiledModel
 
 F32 = npt.NDArray[np.float32]
 
@@ -28,6 +28,7 @@ OPTIONS = BuildOptions(
 )
 DRAFTING = replace(HYBRID, draft=DraftLayer(blocks=HYBRID.layers[1]))
 PLAIN = replace(TINY, draft=DraftLayer(blocks=TINY.layers[1], keeps_normed=False))
+OF_LATENTS = replace(LATENT, draft=DraftLayer(blocks=LATENT.layers[1], keeps_normed=False))
 TOKENS = (np.arange(1, 30) * 37) % HYBRID.vocab_size
 PAGE_IDS = np.array([[7, 3, 9, 1, 8, 2, 5, 4], [11, 12, 13, 14, 15, 16, 17, 18]])
 ROUNDS = 3

@@ -79,18 +79,23 @@ class GoldenFamily:
         return cls(deepcopy(made["config"]), tensors, np.array(made["logits"], np.float32))
 
     def add_draft_layer(self, like: int = 1) -> None:
-        """Add tensors `mtp.` of a draft layer, with the shapes of layer `like`."""
+        """Add tensors of a draft layer, with the shapes of layer `like`, as Qwen or DeepSeek names them."""
         hidden, prefix = self.config["hidden_size"], f"model.layers.{like}."
+        count, is_qwen = self.config["num_hidden_layers"], self.config["model_type"].startswith("qwen")
+        own = "mtp." if is_qwen else f"model.layers.{count}."
+        layer = "mtp.layers.0." if is_qwen else own
         shapes = {
-            name.replace(prefix, "mtp.layers.0."): values.shape
+            name.replace(prefix, layer): values.shape
             for name, values in self.tensors.items()
             if name.startswith(prefix)
         }
-        shapes |= {
-            f"mtp.{name}.weight": (hidden,)
-            for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-        }
-        shapes["mtp.fc.weight"] = (hidden, 2 * hidden)
+        norms, projection = [name for name in NEXTN if name != "fc"], "fc"
+        if not is_qwen:
+            norms, projection = ["enorm", "hnorm", "shared_head.norm"], "eh_proj"
+            vocab = (self.config["vocab_size"], hidden)
+            shapes |= {f"{own}{name}.weight": vocab for name in ("embed_tokens", "shared_head.head")}
+        shapes |= {f"{own}{name}.weight": (hidden,) for name in norms}
+        shapes[f"{own}{projection}.weight"] = (hidden, 2 * hidden)
         self.tensors.update((name, weight(name, shape)) for name, shape in shapes.items())
 
     def write_hf(self, directory: Path) -> Path:

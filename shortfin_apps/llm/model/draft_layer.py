@@ -21,6 +21,7 @@ from typing import ClassVar
 
 from shortfin_apps.llm.model.attention import Attend
 from shortfin_apps.llm.model.block import Block
+from shortfin_apps.llm.model.latent_attention import AttendLatent
 from shortfin_apps.llm.model.operations import Embed, Linear, ModelTensor, Norm, Operation
 
 EMBEDDING_NORM = "nextn.enorm.weight"
@@ -58,7 +59,7 @@ class DraftLayer:
         yield HiddenBefore("known_hidden", "previous", "hidden")
         yield from self._inputs(layer)
         for operation in self.blocks[0].operations(layer, "draft", "draft"):
-            if isinstance(operation, Attend):
+            if isinstance(operation, Attend | AttendLatent):
                 yield replace(operation, only_stores=True)
                 break
             yield operation

@@ -9,17 +9,19 @@ from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT, hidden_row
 from shortfin_apps.llm.model.spec import ModelSpec
 from tests.builder.compiled_model import GENERIC, HOST, CompiledModel
-from tests.builder.drafting_model import DRAFTING, OPTIONS, PLAIN, check_drafts, check_unknown
+from tests.builder.drafting_model import DRAFTING, OF_LATENTS, OPTIONS, PLAIN, check_drafts, check_unknown
 
 TOLERANCE = 2e-4
 
 
-@pytest.fixture(scope="module", params=["plain", "hybrid", "generic"])
+@pytest.fixture(scope="module", params=["plain", "hybrid", "latent", "generic", "generic latent"])
 def model(
     request: pytest.FixtureRequest, device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> CompiledModel:
     models: dict[str, tuple[ModelSpec, Target]] = {
         "plain": (PLAIN, HOST),
+        "latent": (OF_LATENTS, HOST),
+        "generic latent": (OF_LATENTS, GENERIC),
         "hybrid": (DRAFTING, HOST),
         "generic": (PLAIN, GENERIC),
     }

@@ -31,18 +31,22 @@ def test_logits_and_hidden_states_are_those_of_vllm(tmp_path: Path) -> None:
     np.testing.assert_allclose(hidden, normed, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen35-moe", "qwen3-next"])
-def test_a_directory_may_have_a_draft_layer(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [("qwen35", 1), ("qwen35-moe", 1), ("qwen3-next", 1), ("deepseek3", 2), ("glm4-moe-lite", 2)],
+)
+def test_a_directory_may_have_a_draft_layer(tmp_path: Path, name: str, like: int) -> None:
     """Its tensors change nothing of the model itself."""
     family = GoldenFamily.of(name)
     without = HfDirectorySource(family.write_hf(tmp_path / "without"))
-    family.add_draft_layer()
+    family.add_draft_layer(like)
     source = HfDirectorySource(family.write_hf(tmp_path / "with"))
     assert without.spec.draft is None
     assert source.spec.draft is not None
-    assert source.spec.draft.blocks == source.spec.layers[1]
+    assert source.spec.draft.blocks == source.spec.layers[like]
+    assert source.spec.draft.keeps_normed == name.startswith("qwen")
     assert source.left_out is None
-    assert source.spec.pools["whole"] == (1, 3)
+    assert source.spec.pools["whole"][-1] == len(source.spec.layers)
     expected, logits = (forward(each.spec, stored_weights(each), TOKENS) for each in (without, source))
     np.testing.assert_array_equal(logits, expected)
 
