@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,10 +217,9 @@ def test_a_layer_that_fails_costs_drafts_only(artifact: Artifact, monkeypatch: p
     assert len(failures) == MAX_FAILURES
 
 
-def test_a_model_without_a_draft_layer_is_refused(tmp_path: Path) -> None:
-    plain = build(
-        str(write_byte_model("qwen35", tmp_path / "source")), tmp_path / "artefact", OPTIONS, QuietProgress()
-    )
+def test_a_model_without_a_draft_layer_is_refused(source: Path, tmp_path: Path) -> None:
+    options = replace(OPTIONS, draft_layer=False)
+    plain = build(str(source), tmp_path / "artefact", options, QuietProgress())
     with (
         pytest.raises(ArtifactError, match="no draft layer, which `--speculative mtp` needs"),
         open_engine(plain, EngineSettings(runtime="iree", speculative="mtp")),

@@ -245,6 +245,7 @@ class BuildOptions:
     top_k: int = 64
     batch_invariant: bool = False
     one_launch: bool | None = None  # None: where it was measured to be faster
+    draft_layer: bool = True  # False: leave the model's draft layer out
     activation_bits: ActivationBits | None = None  # None: 12
     # (name, type) of weights stored in another type than `weights`; type None: floats of `activations`' type.
     block_types: tuple[tuple[str, BlockType | None], ...] = ()
