@@ -17,6 +17,7 @@ from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT
 from tests.components.engine.test_speculation import MODES, PARAMS, PLACES, answers
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import fake_config
+from tests.components.forcing_grammar import Keys
 
 ALONE = SpeculationOptions(max_tokens=0, row_cost=0)
 EOS = frozenset({11})
@@ -141,3 +142,13 @@ def test_more_requests_than_the_largest_draft_has_rows_take_several() -> None:
     plain = make_rig(config, mode="extend-attention", token_budget=64)
     assert answers(rig, calls) == answers(plain, calls)
     assert [name for name, _ in rig.program.calls].count("draft_bs2") == 4
+
+
+def test_forced_tokens_are_computed_before_a_draft() -> None:
+    """The hidden state of the last of them is not known, and drafts would overwrite the one before them."""
+    for length in range(1, 30):
+        calls = [call("a", [*range(length)], 20, output_grammar=Keys())]
+        options: dict[str, Any] = {"mode": "extend-attention", "token_budget": 64}
+        expected = answers(make_rig(fake_config(pages=64), **options), calls)
+        rig = make_rig(fake_config(pages=64), speculation=ALONE, drafts=0.0, **options)
+        assert answers(rig, calls) == expected

@@ -28,6 +28,11 @@ class DraftLayer(Drafter):
 
     NAME = "draft layer"
 
+    def num_worth(self, request: Request, least: float, most: int) -> int:
+        """Draft nothing while other known tokens than the last have to be computed, as after forced ones."""
+        is_behind = request.num_planned < len(request.token_ids) - 1
+        return 0 if is_behind else super().num_worth(request, least, most)
+
     def flush_cache(self) -> None:
         """Do nothing: the pages are the main model's."""
 
