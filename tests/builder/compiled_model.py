@@ -52,6 +52,7 @@ HOST = resolve_target("cpu")
 # This CPU as if it were a GPU: it gets the generic form.
 GENERIC = replace(HOST, device="generic")
 PAGES = 40
+HIDDEN_ROWS = 17
 NAN_BYTE = 0xFF  # NaN, whichever float type is made of it
 
 Array = npt.NDArray[Any]
@@ -179,8 +180,14 @@ class CompiledModel:
     invoker: Invoker = field(init=False)
     cache: DeviceBuffer = field(init=False)
     window_cache: list[DeviceBuffer] = field(init=False, default_factory=list)  # or none
+    # Rows of hidden states that the next invocation reads and writes, by row of the batch (default: none).
+    hidden_from: Sequence[int] = ()
+    hidden_to: Sequence[int] = ()
+    hidden: DeviceBuffer = field(init=False)
 
     def __post_init__(self) -> None:
+        table = np.full((HIDDEN_ROWS, self.spec.hidden_size), np.nan, np.float32)
+        self.hidden = self.device.upload(table)
         self.invoker = Invoker(self.device, self.program)
         self.fill_cache(NAN_BYTE)
 
@@ -257,8 +264,17 @@ class CompiledModel:
             tables.append(np.zeros(len(starts)) if followers is None else followers)
         return self._call(entry, tokens, offsets, starts, seq_lens, *tables, np.asarray(last_tokens))
 
+    def draft(self, entry: str, tokens: Array, starts: Array, blocks: Array) -> Result:
+        return self.decode(entry, tokens, starts, blocks)
+
     def _call(self, entry: str, *arguments: Array) -> Result:
         buffers = [self.device.upload(np.asarray(a, np.int64)) for a in arguments]
+        if self.program.entries[entry].takes_hidden:
+            for rows in (self.hidden_from, self.hidden_to):
+                named = np.zeros(len(arguments[1]), np.int64)  # one of those with a value per row
+                named[: len(rows)] = rows
+                buffers.append(self.device.upload(named))
+            buffers.append(self.hidden)
         results = self.invoker.submit(entry, [*buffers, self.cache, *self.window_cache]).wait()
         values, indices, logits = (self.device.download(r)[:, 0] for r in results)
         return Result(values, indices, logits)

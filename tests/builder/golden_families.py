@@ -51,6 +51,13 @@ SCALARS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 
+# Tensors of draft layers, as llama.cpp's converter names them.
+NEXTN = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head_norm",
+}
 FROM_ZERO = ("gemma", "qwen35", "qwen3next")  # to whose weights of norms the converter adds 1
 SHARED_GATE = "shared_expert_gate.weight"  # a vector in GGUF files
 
@@ -70,6 +77,26 @@ class GoldenFamily:
         made = GOLDEN["models"][name]
         tensors = {n: weight(n, tuple(shape)) for n, shape in made["shapes"].items()}
         return cls(deepcopy(made["config"]), tensors, np.array(made["logits"], np.float32))
+
+    def add_draft_layer(self, like: int = 1) -> None:
+        """Add tensors of a draft layer, with the shapes of layer `like`, as Qwen or DeepSeek names them."""
+        hidden, prefix = self.config["hidden_size"], f"model.layers.{like}."
+        count, is_qwen = self.config["num_hidden_layers"], self.config["model_type"].startswith("qwen")
+        own = "mtp." if is_qwen else f"model.layers.{count}."
+        layer = "mtp.layers.0." if is_qwen else own
+        shapes = {
+            name.replace(prefix, layer): values.shape
+            for name, values in self.tensors.items()
+            if name.startswith(prefix)
+        }
+        norms, projection = [name for name in NEXTN if name != "fc"], "fc"
+        if not is_qwen:
+            norms, projection = ["enorm", "hnorm", "shared_head.norm"], "eh_proj"
+            vocab = (self.config["vocab_size"], hidden)
+            shapes |= {f"{own}{name}.weight": vocab for name in ("embed_tokens", "shared_head.head")}
+        shapes |= {f"{own}{name}.weight": (hidden,) for name in norms}
+        shapes[f"{own}{projection}.weight"] = (hidden, 2 * hidden)
+        self.tensors.update((name, weight(name, shape)) for name, shape in shapes.items())
 
     def write_hf(self, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
@@ -120,7 +147,8 @@ class GoldenFamily:
 
     def _gguf_tensors(self, architecture: str) -> dict[str, F32]:
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-        names = gguf.get_tensor_name_map(kinds[architecture], self.config["num_hidden_layers"])
+        count = self.config["num_hidden_layers"]
+        names = gguf.get_tensor_name_map(kinds[architecture], count + 1)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         tensors = {}
         whole = _with_stacked_experts(self.tensors)
@@ -131,8 +159,10 @@ class GoldenFamily:
             whole = dict(_with_inputs_apart(self.config, whole))
         elif "linear_num_value_heads" in self.config:
             whole = dict(_with_tiled_heads(self.config, whole))
+        drafts = {f"mtp.{name}.weight": f"blk.{count}.nextn.{ours}.weight" for name, ours in NEXTN.items()}
         for hf_name, tensor in whole.items():
-            name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+            of_layer = hf_name.replace("mtp.layers.0.", f"model.layers.{count}.")
+            name = drafts.get(hf_name) or names.get_name(of_layer, try_suffixes=(".weight", ".bias"))
             assert name is not None, hf_name
             if name.endswith("_sinks"):
                 name = f"{name}.weight"

@@ -10,7 +10,9 @@ from typing import Any, cast
 from shortfin_apps.llm.components.batching import make_mode
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
-from shortfin_apps.llm.components.engine.draft_model import DraftModel, DraftOptions
+from shortfin_apps.llm.components.engine.draft_layer import DraftLayer
+from shortfin_apps.llm.components.engine.draft_model import DraftModel
+from shortfin_apps.llm.components.engine.drafter import Drafter, DraftOptions
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
@@ -148,9 +150,8 @@ def make_draft(
         max_seq_len=config.max_seq_len,
         vocab_size=VOCAB,
         round_cost=round_cost,
-        catch_up_tokens=catch_up_tokens,
     )
-    return FakeDraft(DraftModel(runner, cache, options), program, cache)
+    return FakeDraft(DraftModel(runner, cache, options, catch_up_tokens), program, cache)
 
 
 def make_rig(
@@ -178,16 +179,19 @@ def make_rig(
     jump_ahead: bool = True,
     speculation: SpeculationOptions | None = None,
     draft: FakeDraft | None = None,
+    drafts: float | None = None,
     repeats: float = 0.0,
     more_window_pages: int = 0,
     recorder: FlightRecorder | None = None,
     mask_costs: MaskCosts | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rig:
+    """With `drafts`, the model has a draft layer, which errs as often."""
     config = config or fake_config()
     program = FakeProgram(config, Faults(), static_lengths, logits_result, extend_rank, extend_lengths)
     program.reads_masked = reads_masked
     program.repeats = repeats
+    program.drafts, program.draft_errs = drafts is not None, drafts or 0.0
     program.loop_sizes = loop_sizes
     program.sample_sizes = sample_sizes
     program.adjusted_sample_sizes = adjusted_sample_sizes
@@ -214,6 +218,13 @@ def make_rig(
     page_table = page_table_of(device, config, num_pages, num_window_pages)
     runner = BatchRunner(device, used, config, page_table=page_table, recorder=recorder)
     scheduler = Scheduler(cache, batch_mode, max_running, **(scheduling or {}))
+    drafter: Drafter | None = None if draft is None else draft.model
+    if drafts is not None:
+        drafter = DraftLayer(
+            runner,
+            cache,
+            DraftOptions(max_tokens=7, max_seq_len=config.max_seq_len, vocab_size=None, round_cost=0),
+        )
     engine = Engine(
         scheduler=scheduler,
         cache=cache,
@@ -224,7 +235,7 @@ def make_rig(
         depth=depth,
         jump_ahead=jump_ahead,
         speculation=speculation,
-        draft_model=None if draft is None else draft.model,
+        drafter=drafter,
         recorder=recorder,
         mask_costs=mask_costs,
         clock=clock,

@@ -48,6 +48,7 @@ from shortfin_apps.llm.contract.abi import (
     argument_names,
 )
 from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig, Pool
+from tests.components.fake_hidden import follow_hidden
 from tests.components.sampling.rule import drawn_by_the_rule
 
 VOCAB = 32
@@ -216,6 +217,8 @@ class FakeProgram:
     reads_masked: bool = False
     repeats: float = 0.0  # of `fake_logits`
     errs: float = 0.0  # the probability that its tokens are others, for a draft model
+    drafts: bool = False  # whether it has a draft layer, which errs as often as `draft_errs`
+    draft_errs: float = 0.0
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     in_flight: deque[FakePending] = field(default_factory=deque)
     left: Sequence[FakeBuffer] = ()  # results of the last batch
@@ -229,13 +232,16 @@ class FakeProgram:
             entries += [Entry(EntryFamily.EXTEND, None, t) for t in (None, *self.extend_lengths)]
         first = (TensorType((None,) * (self.extend_rank or 2), I64),)
         follows = self.holds_states and self.extend_rank == 1
-        loops = [Entry(EntryFamily.DECODE_LOOP, n, 1) for n in self.loop_sizes]
+        entries += [Entry(EntryFamily.DECODE_LOOP, n, 1) for n in self.loop_sizes]
+        entries += [Entry(EntryFamily.DRAFT, n, 1) for n in self.config.decode_batch_sizes if self.drafts]
+        hidden = (TensorType((None, 1), F32),) if self.drafts else ()
         return {
             e.name: EntrySignature(
-                *(e.name, first, self._result_types_of(e)),
+                *(e.name, (*first, *hidden), self._result_types_of(e)),
                 takes_followers=follows and e.family is EntryFamily.EXTEND,
+                takes_hidden=self.drafts,
             )
-            for e in (*entries, *loops)
+            for e in entries
         } | {
             e.name: EntrySignature(e.name, arguments, self._result_types_of(e))
             for e, arguments in [
@@ -320,6 +326,7 @@ class FakeProgram:
             has_prefill_position=self.config.has_prefill_position,
             has_windows=has_windows,
             takes_followers=self.entries[entry].takes_followers,
+            takes_hidden=self.drafts,
         )
         slabs = ("cache", "window_cache") if has_windows else ("cache",)
         return dict(zip((*names, *slabs) if parsed.takes_slabs else names, arrays, strict=True))
@@ -344,10 +351,30 @@ class FakeProgram:
             longer = lens - starts > 1
             assert not (starts[longer] % self.config.stride).any(), "a chunk begins within a page"
             tokens = self._unpacked(tokens, arguments["offsets"], lens - starts)
+        if entry.startswith("draft"):
+            return self._results(self._draft(tokens, starts, lens, arguments)[:, None, :])
         return self._results(self._compute(tokens, starts, lens, arguments)[:, None, :])
+
+    def _draft(self, tokens: Array, starts: Array, lens: Array, arguments: Mapping[str, Array]) -> Array:
+        """The logits of its draft layer, which are the model's if the hidden state before a row is known."""
+        blocks, cache = arguments["seq_block_ids"], arguments["cache"]
+        for row, of_row in enumerate(zip(tokens, starts, lens, strict=True)):
+            self._store(*of_row, blocks[row], cache, is_spoiled=False)
+        knows, rows = follow_hidden(arguments, starts, lens), []
+        for row, (start, seq_len) in enumerate(zip(starts, lens, strict=True)):
+            logits = self._row(start, seq_len, [(blocks[row], cache, None)])
+            is_wrong = not knows[row] or zlib.crc32(logits.tobytes()) % 1000 < 1000 * self.draft_errs
+            rows.append(np.full(VOCAB, np.nan) if self.faults.spoil(row) else -logits if is_wrong else logits)
+        return np.stack(rows).astype(np.float32)
 
     def _compute(self, tokens: Array, starts: Array, lens: Array, arguments: Mapping[str, Array]) -> Array:
         """Stores the tokens of each row; logits `[rows, VOCAB]` after them."""
+        logits = self._computed(tokens, starts, lens, arguments)
+        if "hidden_states" in arguments:
+            follow_hidden(arguments, starts, lens)
+        return logits
+
+    def _computed(self, tokens: Array, starts: Array, lens: Array, arguments: Mapping[str, Array]) -> Array:
         tables: list[tuple[Array, Array, int | None]] = [
             (arguments["seq_block_ids"], arguments["cache"], self._window_of_first)
         ]
@@ -435,7 +462,8 @@ class FakeProgram:
     ) -> Sequence[FakeBuffer]:
         """Decodes, draws by the rule for devices, and writes over the state."""
         starts = np.maximum(positions, 0)
-        logits = self._compute(known(tokens, last_tokens)[:, None], starts, starts + 1, paged)
+        arguments = paged | {"slots": slots, "positions": positions}
+        logits = self._compute(known(tokens, last_tokens)[:, None], starts, starts + 1, arguments)
         token_ids = self._drawn(logits, slots, positions, sampling, last_tokens)
         positions[positions >= 0] += 1
         return [token_ids, *self._results(logits[:, None, :])]

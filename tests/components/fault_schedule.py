@@ -175,6 +175,7 @@ def random_rig(
         row_cost=rng.choice([0, 0.05]),
     )
     speculates = extend_rank == 1 and rng.random() < 0.7
+    drafter = rng.choice(["none", "model", "layer"]) if speculates else "none"
     max_running = rng.randint(1, 8)
     top_k = rng.choice([None, 1, 4])
     loops, samples, adjusts = (
@@ -202,7 +203,8 @@ def random_rig(
         token_budget=rng.choice([None, 8, 16, 40]),
         extend_rank=extend_rank,
         speculation=speculation if speculates else None,
-        draft=random_draft(rng) if speculates and rng.random() < 0.5 else None,
+        draft=random_draft(rng) if drafter == "model" else None,
+        drafts=rng.choice([0.0, 0.2, 1.0]) if drafter == "layer" else None,
         repeats=REPEATS,
         loop_sizes=loops,
         sample_sizes=samples,

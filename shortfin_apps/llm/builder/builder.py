@@ -123,6 +123,8 @@ def _plan(
     model = open_source(source, user_cache() / DOWNLOADS, progress, accepted)
     if model.left_out:
         progress.note(f"left out: {model.left_out}")
+    if not options.draft_layer:
+        model.spec = replace(model.spec, draft=None)
     if own_types:
         options = with_own_types(model, options)
     targets = resolve_targets(options.device)

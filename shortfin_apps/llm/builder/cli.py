@@ -163,6 +163,7 @@ def options_of(args: argparse.Namespace) -> BuildOptions:
         top_k=args.top_k,
         batch_invariant=args.batch_invariant,
         one_launch=args.one_launch,
+        draft_layer=args.draft_layer,
     )
 
 
@@ -216,6 +217,14 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         default=DEFAULTS.one_launch,
         help="on GPUs, decode up to 8 requests in one launch, if the model qualifies (docs/kernels.md); "
         "default: on H100 and H200, for models of up to 4 billion weights",
+    )
+
+    group.add_argument(
+        "--draft-layer",
+        action=argparse.BooleanOptionalAction,
+        default=DEFAULTS.draft_layer,
+        help="build the model's draft layer, if it has one, for `serve --speculative mtp`; it takes as much "
+        "memory as a layer (default: --draft-layer)",
     )
 
 

@@ -38,6 +38,20 @@ in ARGUMENT_TYPES and the slabs `[pages, elements]` of `kv_cache_dtype`, which e
 Without `has_prefill_position` in config.json, a prefill takes no start positions. Upstream's `extend` is
 padded instead of packed: it takes the arguments of a prefill, for any N.
 
+A model with a draft layer (model/draft_layer.py) has entries `draft`, which run this layer on one token per
+row, and return candidates and logits like a `decode`. They and all entries above that take slabs end with
+`hidden_from [N or R], hidden_to [N or R], hidden_states [HL,H]` before the slabs:
+
+    draft_bs{N}         tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B],
+                        hidden_from [N], hidden_to [N], hidden_states [HL,H], slabs
+
+`hidden_states` (f32) is a table on the device. The entry reads the hidden state of the token before a row's
+first one from row `hidden_from`, and stores that of the row's last token in row `hidden_to`, in place. Row
+NO_HIDDEN has none: zeros are read, and what is stored is not used. With `hidden_from` -1, a row of a packed
+`extend` continues the row before it. A `decode_loop` takes no `hidden_to`, and knows of `hidden_from` only
+whether it is NO_HIDDEN: it uses row `hidden_row` of a slot and position, as callers do. The reflection data
+of all these entries has TAKES_HIDDEN.
+
 `last_tokens` is a table on the device that has the last token of each running request, by slot. The caller
 assigns the slots. A negative token ID -1-s in `tokens` of a packed `extend` or a `decode_loop` stands for
 `last_tokens[s]`, so that the caller can queue an invocation before it knows this token. `decode_loop`,
@@ -130,17 +144,21 @@ WORKSPACE_BYTES = "iree.abi.transients.size.constant"
 RESIDENT_WORKGROUPS = "shortfin_llm.resident_workgroups"
 # Reflection attribute of an `extend`: "true" if it takes `followers`.
 TAKES_FOLLOWERS = "shortfin_llm.takes_followers"
+# Reflection attribute of an entry: "true" if it takes `hidden_states`, for a model with a draft layer.
+TAKES_HIDDEN = "shortfin_llm.takes_hidden"
 WORKSPACE_QUERY_SUFFIX = "_transients_size"  # of a function that IREE's compiler adds for such an entry
 NOT_FINITE = -1  # token ID that the device draws from a row without a finite best logit
 NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the full row
 NOT_SEEN = -1  # as a count: the token is not in the prompt or the output
 KEPT = -2  # as EditField.COUNT: the count is the one in the table
+NO_HIDDEN = 0  # the row of `hidden_states` that has no token's hidden state
+HIDDEN_PER_SLOT = 8  # rows of `hidden_states` per slot: a power of two, more than the tokens of a draft
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 BLOCK_TABLES = ("seq_block_ids", "window_block_ids")
 MIN_BLOCKS = 2  # minimum of B, because upstream's exporter does not support narrower block tables
 
 _NAME = re.compile(
-    r"(prefill|decode_loop|decode|extend|adjusted_sample|sample|logprobs)(?:_bs(\d+))?(?:_[st](\d+))?"
+    r"(prefill|decode_loop|decode|extend|draft|adjusted_sample|sample|logprobs)(?:_bs(\d+))?(?:_[st](\d+))?"
 )
 
 
@@ -150,6 +168,7 @@ class EntryFamily(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     EXTEND = "extend"  # prefill chunks and decodes in one invocation
+    DRAFT = "draft"  # one token per row, computed by the draft layer
     DECODE_LOOP = "decode_loop"  # a decode that draws tokens and advances positions on the device
     SAMPLE = "sample"  # only draws tokens, from existing rows of logits
     ADJUSTED_SAMPLE = "adjusted_sample"  # adjusts existing rows of logits, then draws tokens from these
@@ -171,6 +190,7 @@ class Layout(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     PACKED = "packed"
+    DRAFT = "draft"
     LOOP = "loop"
     SAMPLE = "sample"
     ADJUSTED_SAMPLE = "adjusted_sample"
@@ -217,6 +237,7 @@ _ARGUMENTS = {
     Layout.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids"),
     Layout.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids"),
     Layout.PACKED: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids", "last_tokens"),
+    Layout.DRAFT: ("tokens", "seq_lens", "start_positions", "seq_block_ids"),
     Layout.LOOP: ("tokens", "slots", "positions", "seq_block_ids", "sampling", "last_tokens"),
     Layout.SAMPLE: (
         *("values", "indices", "logits", "row_indices"),
@@ -232,10 +253,11 @@ _ARGUMENTS = {
 ROW_LAYOUTS = (Layout.SAMPLE, Layout.ADJUSTED_SAMPLE, Layout.LOGPROBS)
 # MLIR element types of the arguments that are not i64.
 ARGUMENT_TYPES = {
-    **dict.fromkeys(("values", "logits", "penalties"), "f32"),
+    **dict.fromkeys(("values", "logits", "penalties", "hidden_states"), "f32"),
     **dict.fromkeys(("edits", "allowed", "counts"), "i32"),
 }
 _RESULTS = ("values", "indices", "logits")
+_HIDDEN = ("hidden_from", "hidden_to", "hidden_states")  # arguments of a model with a draft layer
 TOKEN_IDS = "token_ids"  # the first result of entries that draw tokens
 LOGPROB_RESULTS = ("terms", "top_values", "top_indices")
 
@@ -256,7 +278,7 @@ class Entry:
             return None
         family = EntryFamily(match[1])
         rows, length = (int(number) if number else None for number in match.group(2, 3))
-        is_decode = family in (EntryFamily.DECODE, EntryFamily.DECODE_LOOP)
+        is_decode = family in (EntryFamily.DECODE, EntryFamily.DECODE_LOOP, EntryFamily.DRAFT)
         entry = cls(family, rows, 1 if is_decode else length)
         return entry if entry.name == name else None
 
@@ -306,6 +328,7 @@ class Entry:
         has_prefill_position: bool = True,
         has_windows: bool = False,
         takes_followers: bool = False,
+        takes_hidden: bool = False,
     ) -> dict[str, tuple[int | None, ...]]:
         """Return the shapes of the arguments before the slabs, by name, in order. None is a dynamic size."""
         layout = self.layout(tokens_rank)
@@ -319,12 +342,14 @@ class Entry:
             **dict.fromkeys(_RESULTS, (None, 1, None)),
             "last_tokens": (None,),
             "counts": (None, None),
+            "hidden_states": (None, None),
         }
         names = argument_names(
             layout,
             has_prefill_position=has_prefill_position,
             has_windows=has_windows,
             takes_followers=takes_followers,
+            takes_hidden=takes_hidden,
         )
         return {name: shapes.get(name, (self.rows,)) for name in names}
 
@@ -349,15 +374,20 @@ def argument_names(
     has_prefill_position: bool = True,
     has_windows: bool = False,
     takes_followers: bool = False,
+    takes_hidden: bool = False,
 ) -> tuple[str, ...]:
     """Return the names of the arguments before the slabs, in order.
 
     `has_prefill_position`: prefills take start positions. `has_windows`: window pages have their own slab and
-    block table. `takes_followers`: packed `extend` entries take `followers`.
+    block table. `takes_followers`: packed `extend` entries take `followers`. `takes_hidden`: the model has a
+    draft layer.
     """
     names = _ARGUMENTS[layout]
+    if takes_hidden and layout not in ROW_LAYOUTS:
+        names = (*names, *(name for name in _HIDDEN if layout is not Layout.LOOP or name != "hidden_to"))
     if takes_followers and layout is Layout.PACKED:
-        names = (*names[:-1], "followers", names[-1])
+        after = names.index("last_tokens")
+        names = (*names[:after], "followers", *names[after:])
     if layout is Layout.PREFILL and not has_prefill_position:
         names = tuple(name for name in names if name != "start_positions")
     if not has_windows or BLOCK_TABLES[0] not in names:
@@ -369,3 +399,11 @@ def argument_names(
 def named_results(results: Sequence[_T], top_k: int | None) -> dict[str, _T]:
     """Return the results, by name, of an entry that does not draw tokens; only logits if `top_k` is None."""
     return dict(zip(_RESULTS[2:] if top_k is None else _RESULTS, results, strict=False))
+
+
+def hidden_row(slot: int, position: int) -> int:
+    """Return the row of `hidden_states` for the token at `position` of the request in `slot`.
+
+    A request with a negative slot has none.
+    """
+    return NO_HIDDEN if slot < 0 else 1 + slot * HIDDEN_PER_SLOT + position % HIDDEN_PER_SLOT

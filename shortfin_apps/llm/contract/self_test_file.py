@@ -46,17 +46,25 @@ class PageSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestPrompt:
-    """A prompt and its expected results."""
+    """A prompt and its expected results.
+
+    `drafts` are those of a draft layer at the positions where decodes start, without the hidden state before.
+    """
 
     token_ids: tuple[int, ...]
     logits: tuple[ExpectedLogits, ...]
     pages: tuple[PageSums, ...]
+    drafts: tuple[ExpectedLogits, ...] = ()
 
     __test__ = False  # not a pytest class
 
     def at(self, position: int) -> ExpectedLogits | None:
         """Return the expected logits at `position`, or None if the file has none for it."""
         return next((each for each in self.logits if each.position == position), None)
+
+    def draft_at(self, position: int) -> ExpectedLogits | None:
+        """Return the draft layer's expected logits at `position`, or None if the file has none for it."""
+        return next((each for each in self.drafts if each.position == position), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -291,11 +291,13 @@ class Attend(PagedOperation):
     """q, k and v [tokens, qkv features] f32 -> [tokens, heads * head_dim], in the matmuls' activation type.
 
     Rotates q and k, writes k and v to the layer's KV cache, and attends to the cached positions within the
-    block's window. `sinks` names the weight of the sinks, [heads] f32.
+    block's window. `sinks` names the weight of the sinks, [heads] f32. With `only_stores`, it does
+    not attend, and the result is any value [tokens, features] that depends on the input.
     """
 
     block: Attention
     sinks: str | None = None
+    only_stores: bool = False
 
     @property
     def rotation(self) -> Rotation:

@@ -116,7 +116,8 @@ def within(spec: ModelSpec, context: int) -> ModelSpec:
     if len(set(pool_heads(spec).values())) > 1:
         return spec
     layers = tuple(tuple(block.within(context) for block in layer) for layer in spec.layers)
-    return replace(spec, layers=layers)
+    draft = None if spec.draft is None else spec.draft.within(context)
+    return replace(spec, layers=layers, draft=draft)
 
 
 def pool_heads(spec: ModelSpec) -> dict[Pool, tuple[int, int]]:

@@ -182,7 +182,7 @@ class AttendLatent(PagedOperation):
     Rotates the last `rotated` elements of each head of q, and of the key. Writes the key to the layer's KV
     cache, and attends to the cached positions. `absorbed`: AbsorbKeys' result; the last key_dim columns of
     `joint` [tokens, joint_features] f32: the latent before its norm, and the key's other elements; `norm`:
-    the name of the norm's weight [rank].
+    the name of the norm's weight [rank]. `only_stores`: as for Attend.
     """
 
     READS: ClassVar = ("x", "absorbed", "joint")
@@ -190,6 +190,7 @@ class AttendLatent(PagedOperation):
     joint: str
     norm: str
     block: LatentAttention
+    only_stores: bool = False
 
     @property
     def rotation(self) -> Rotation:

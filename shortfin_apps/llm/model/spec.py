@@ -17,6 +17,7 @@ from shortfin_apps.llm.contract.config import POOLS, Pool
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.draft_layer import DraftLayer
 from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.kv_layout import KeysValues, KVLayout, KVType
 from shortfin_apps.llm.model.layer_inputs import LayerInputs
@@ -62,11 +63,17 @@ class ModelSpec:
     logit_scale: float = 1.0
     logit_cap: float | None = None
     layer_inputs: LayerInputs | None = None
+    draft: DraftLayer | None = None
+
+    @property
+    def all_layers(self) -> tuple[Layer, ...]:
+        """The layers, and after them the draft layer, if there is one."""
+        return self.layers if self.draft is None else (*self.layers, self.draft.blocks)
 
     @property
     def blocks(self) -> list[Block]:
         """The distinct blocks of all layers."""
-        return list(dict.fromkeys(block for layer in self.layers for block in layer))
+        return list(dict.fromkeys(block for layer in self.all_layers for block in layer))
 
     def blocks_of(self, kind: type[BlockKind]) -> list[BlockKind]:
         """Return the distinct blocks of one kind."""
@@ -106,7 +113,7 @@ class ModelSpec:
     @property
     def kv_layouts(self) -> list[tuple[int, KVLayout]]:
         """(Layer number, layout) for each block that stores something in pages."""
-        layouts = ((n, block.kv_layout) for n, layer in enumerate(self.layers) for block in layer)
+        layouts = ((n, block.kv_layout) for n, layer in enumerate(self.all_layers) for block in layer)
         return [(number, layout) for number, layout in layouts if layout is not None]
 
     @property
@@ -134,6 +141,9 @@ class ModelSpec:
         yield ModelTensor(norm, (self.hidden_size,), norm, scale=self.logit_scale)
         if not self.tie_word_embeddings:
             yield ModelTensor("output.weight", (self.vocab_size, self.hidden_size), "output.weight")
+        if self.draft is not None:
+            number = len(self.layers)
+            yield from (tensor.of_layer(number) for tensor in self.draft.tensors(self.hidden_size))
 
     def operations(self) -> Iterator[Operation]:
         """List the operations from the value `tokens` [tokens] i64 to `logits` [rows, vocab] f32.
@@ -147,11 +157,24 @@ class ModelSpec:
             for index, block in enumerate(layer):
                 x, out = "sum" if index else "x", "x" if index == len(layer) - 1 else "sum"
                 yield from block.operations(number, x, out)
+        if self.draft is not None:
+            yield from self.draft.store_operations(len(self.layers), "x")
         yield LastTokens("x", "x")
         yield Norm("x", "normed", "output_norm.weight")
         yield Linear("normed", "logits", self.head_weight)
         if self.logit_cap is not None:
             yield CapLogits("logits", "logits")
+
+    def draft_operations(self) -> Iterator[Operation]:
+        """List the operations of a `draft` entry, from `tokens` to `logits`; none without a draft layer."""
+        if self.draft is not None:
+            yield from self.draft.operations(len(self.layers), self.head_weight)
+            if self.logit_cap is not None:
+                yield CapLogits("logits", "logits")
+
+    def all_operations(self) -> list[Operation]:
+        """List the operations of all entries."""
+        return [*self.operations(), *self.draft_operations()]
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -224,6 +247,7 @@ class BuildOptions:
     top_k: int = 64
     batch_invariant: bool = False
     one_launch: bool | None = None  # None: where it was measured to be faster
+    draft_layer: bool = True  # False: leave the model's draft layer out
     activation_bits: ActivationBits | None = None  # None: 12
     # (name, type) of weights stored in another type than `weights`; type None: floats of `activations`' type.
     block_types: tuple[tuple[str, BlockType | None], ...] = ()

@@ -16,7 +16,7 @@ from shortfin_apps.llm.components.speculation.options import DEFAULT_MAX_TOKENS
 from shortfin_apps.llm.serving.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
 from shortfin_apps.llm.setting import setting
 
-Speculative = Literal["off", "ngram"]
+Speculative = Literal["off", "ngram", "mtp"]
 SelfTestTime = Literal["off", "start", "hourly"]
 
 
@@ -71,7 +71,10 @@ class EngineSettings:
         ge=0,
     )
     speculative: Speculative = setting(
-        "off", "speculate by prompt lookup (ngram); the tokens stay the same", common=True
+        "off",
+        "speculate by prompt lookup (ngram), or with the model's own draft layer (mtp); the tokens stay the "
+        "same",
+        common=True,
     )
     speculative_model: Path | None = setting(
         None,

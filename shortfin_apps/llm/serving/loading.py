@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.components.batching import BATCH_MODES, make_mode
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
+from shortfin_apps.llm.components.engine.drafter import Drafter
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
@@ -45,6 +46,7 @@ from shortfin_apps.llm.serving.speculative_loading import (
     DraftFiles,
     DraftProgram,
     load_draft_program,
+    make_draft_layer,
     make_draft_model,
     speculation_options,
 )
@@ -246,11 +248,11 @@ def _make_engine(
     cache = make_page_cache(config, settings.prefix_cache, num_pages, num_window_pages, listener)
     _warm_up(runner, config, facts, on_warm_up)
     watch = _passed_self_test(device, program, config, runner, cache, settings, facts)
-    draft_model = None
+    drafter: Drafter | None = None
     if draft is not None:
-        draft_model = make_draft_model(
-            device, draft, runner, num_pages * config.stride, settings.prefix_cache
-        )
+        drafter = make_draft_model(device, draft, runner, num_pages * config.stride, settings.prefix_cache)
+    elif settings.speculative == "mtp":
+        drafter = make_draft_layer(runner, cache, config, settings)
     engine = Engine(
         scheduler=Scheduler(cache, mode, max_running, settings.batching.tenant_weights),
         cache=cache,
@@ -260,7 +262,7 @@ def _make_engine(
         depth=1 if settings.pipeline_depth is None else settings.pipeline_depth,
         jump_ahead=jump_ahead,
         speculation=speculation,
-        draft_model=draft_model,
+        drafter=drafter,
         recorder=recorder,
     )
     if watch is not None:

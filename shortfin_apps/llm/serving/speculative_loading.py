@@ -1,4 +1,4 @@
-"""Assembles speculation: its options, and a draft model next to the main model."""
+"""Assembles speculation: its options, and a draft model next to the main model, or its draft layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shortfin_apps.llm.components.engine.draft_model import CATCH_UP_TOKENS, DraftModel, DraftOptions
+from shortfin_apps.llm.components.engine.draft_layer import DraftLayer
+from shortfin_apps.llm.components.engine.draft_model import CATCH_UP_TOKENS, DraftModel
+from shortfin_apps.llm.components.engine.drafter import DraftOptions
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.invoker import owned_bytes
@@ -15,6 +17,7 @@ from shortfin_apps.llm.components.invocation.page_count import page_table_bytes,
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
 from shortfin_apps.llm.components.invocation.static_threshold import with_static_threshold
 from shortfin_apps.llm.components.kvcache import PrefixCache
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device, Program
 from shortfin_apps.llm.components.speculation.options import (
@@ -22,6 +25,7 @@ from shortfin_apps.llm.components.speculation.options import (
     GPU_ROW_COST,
     SpeculationOptions,
 )
+from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
@@ -57,15 +61,30 @@ def speculation_options(
     Raises ArtifactError if the settings ask for proposed tokens and the model does not support these.
     """
     looks_up = settings.speculative == "ngram"
-    if not looks_up and not has_draft_model:
+    if settings.speculative == "off" and not has_draft_model:
         return None
-    flag = "--speculative" if looks_up else "--speculative-model"
+    flag = "--speculative-model" if settings.speculative == "off" else "--speculative"
+    if settings.speculative == "mtp":
+        _check_draft_layer(buckets, has_draft_model=has_draft_model)
     if problem := _problem_with_proposals(config, buckets, flag):
         raise ArtifactError(problem)
     return SpeculationOptions(
         max_tokens=settings.speculative_tokens if looks_up else 0,
         row_cost=GPU_ROW_COST if on_gpu else CPU_ROW_COST,
     )
+
+
+def _check_draft_layer(buckets: Buckets, *, has_draft_model: bool) -> None:
+    if not buckets.most_drafts:
+        raise ArtifactError(
+            "the model has no draft layer, which `--speculative mtp` needs; rebuild it with `shortfin-llm "
+            "build` from a source that has one, or leave that option out"
+        )
+    if has_draft_model:
+        raise ArtifactError(
+            "`--speculative mtp` drafts with the model's own layer, and `--speculative-model` with a model: "
+            "give one of them"
+        )
 
 
 def _problem_with_proposals(config: ModelConfig, buckets: Buckets, flag: str) -> str | None:
@@ -170,3 +189,19 @@ def make_draft_model(
     )
     cache = make_page_cache(config, prefix_cache, num_pages, num_window_pages)
     return DraftModel(runner, cache, options)
+
+
+def make_draft_layer(
+    model: BatchRunner, cache: KVCache, config: ModelConfig, settings: EngineSettings
+) -> DraftLayer:
+    """Return the drafter of `--speculative mtp`. Callers must warm up `model` first."""
+    round_s = model.shape_s(model.buckets.draft(1), TIMED_DECODES)
+    cost = round_s / model.decode_s(TIMED_DECODES)
+    logger.info("draft layer: a round takes %.0f %% of a decode's time", 100 * cost)
+    options = DraftOptions(
+        max_tokens=min(settings.speculative_tokens, HIDDEN_PER_SLOT - 1),
+        max_seq_len=config.max_seq_len,
+        vocab_size=None,
+        round_cost=cost,
+    )
+    return DraftLayer(model, cache, options)

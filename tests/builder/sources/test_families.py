@@ -77,14 +77,18 @@ def test_value_heads_of_a_gguf_file_share_key_heads_in_turn(tmp_path: Path, name
     np.testing.assert_allclose(logits, family.logits, rtol=1e-4, atol=1e-4 * np.abs(family.logits).max())
 
 
-def test_a_directory_may_have_an_interval_and_a_draft_model(tmp_path: Path) -> None:
-    """As Qwen3.5's have, whose `layer_types` may be missing and whose positions have sections for images."""
+def test_a_directory_may_have_an_interval_and_a_draft_layer_of_its_own_embedding(tmp_path: Path) -> None:
+    """As Qwen3.5's, whose `layer_types` may be missing and whose positions have sections for images.
+
+    A draft layer with an embedding of its own is not built.
+    """
     family = GoldenFamily.of("qwen35")
     listed = HfDirectorySource(family.write_hf(tmp_path / "listed"))
     del family.config["layer_types"]
     family.config.update(full_attention_interval=2, attn_output_gate=True, mtp_num_hidden_layers=1)
     family.config["rope_parameters"].update(mrope_section=[1, 2, 1], mrope_interleaved=True)
-    family.tensors["mtp.fc.weight"] = np.zeros((48, 96), np.float32)
+    family.add_draft_layer()
+    family.tensors["mtp.embed_tokens.weight"] = np.zeros((83, 48), np.float32)
     given = HfDirectorySource(family.write_hf(tmp_path / "given"))
     assert replace(given.spec, name=listed.spec.name) == listed.spec
 

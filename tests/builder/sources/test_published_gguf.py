@@ -172,11 +172,11 @@ def test_phi_4_has_a_window_of_0_for_none(tmp_path: Path) -> None:
 
 
 def test_layers_of_a_draft_model_are_left_out(tmp_path: Path) -> None:
-    """As in Qwen3.5's files: the last block, with tensors `nextn`."""
+    """The last block, with tensors `nextn`, if it has its own embedding."""
     path = GoldenFamily.of("qwen35").write_gguf(tmp_path / "model.gguf")
     base = GgufSource(path).spec
     count = len(base.layers)
-    shapes = {"nextn.eh_proj.weight": (48, 96), "attn_norm.weight": (48,)}
+    shapes = {"nextn.eh_proj.weight": (48, 96), "nextn.embed_tokens.weight": (83, 48)}
     draft = {f"blk.{count}.{name}": np.zeros(shape, np.float32) for name, shape in shapes.items()}
     keys = {"qwen35.block_count": count + 1, "qwen35.nextn_predict_layers": 1}
     assert GgufSource(edited(path, keys, draft, architecture="qwen35")).spec == base

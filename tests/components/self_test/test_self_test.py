@@ -18,6 +18,7 @@ from shortfin_apps.llm.components.self_test.computed import Computed
 from shortfin_apps.llm.components.self_test.last_tokens import packed_arguments
 from shortfin_apps.llm.components.self_test.self_test import Outcome
 from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.draft_layer import PROJECTION, DraftLayer
 from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.kv_layout import KVType
 from shortfin_apps.llm.model.rope import Rope, YarnScaling
@@ -49,6 +50,7 @@ HYBRID = with_blocks(
     changed(SPEC, {"architecture": "qwen35", "gate": True}),
     {0: DeltaNet(key_heads=2, value_heads=6, key_dim=12, value_dim=16)},
 )
+DRAFTING = replace(HYBRID, draft=DraftLayer(blocks=HYBRID.layers[1]))
 SPECS: dict[str, ModelSpec] = {
     "llama": SPEC,
     "biased": BIASED,
@@ -58,6 +60,8 @@ SPECS: dict[str, ModelSpec] = {
     "sinks": SINKS,
     "routed": ROUTED,
     "hybrid": HYBRID,
+    "drafting": DRAFTING,
+    "drafting llama": replace(SPEC, draft=DraftLayer(blocks=SPEC.layers[0], keeps_normed=False)),
 }
 TYPES: tuple[tuple[WeightType, KVType], ...] = (
     *(("bf16", "bf16"), ("f32", "f32"), ("f16", "f16"), ("bf16", "q8_0"), ("f32", "q8_0")),
@@ -95,9 +99,22 @@ def test_a_right_model_passes_with_the_same_bits_of_every_entry(
         assert_nothing_is_held(model)
     assert outcome.failures(same_bits=True) == []
     assert outcome.untested == []
-    assert sorted(outcome.entries) == sorted(entry.name for entry in entries_of(options, draws_rows=True))
+    has_draft = SPECS[name].draft is not None
+    listed = entries_of(options, draws_rows=True, has_draft=has_draft)
+    assert sorted(outcome.entries) == sorted(entry.name for entry in listed)
     assert again.failures(same_bits=True, known_bits=outcome.bits) == []
     assert again.bits == outcome.bits
+
+
+@pytest.mark.parametrize("name", [f"blk.2.{each}" for each in (PROJECTION, "attn_output.weight")])
+def test_a_faulty_draft_layer_is_found(tmp_path: Path, name: str) -> None:
+    """Its entries alone fail: the other entries only store its keys and values."""
+    built = build_model(tmp_path, DRAFTING, replace(OPTIONS, weights="f32", kv="f32"))
+    for index in range(1000):
+        built.flip(name, 4, index, 30)  # the exponent's highest bit
+    with opened(built) as model:
+        failed = {each.entry for each in model.self_test.run().failures()}
+    assert failed == {"draft_bs1", "draft_bs4"}
 
 
 def test_a_row_that_does_not_continue_the_one_before_is_found(

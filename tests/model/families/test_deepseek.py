@@ -57,10 +57,10 @@ def test_scores_are_scaled_for_yarn(tmp_path: Path, fields: dict[str, Any], scal
     assert block.score_scale == pytest.approx(scale)
 
 
-def test_layers_of_a_draft_model_are_left_out(tmp_path: Path) -> None:
+def test_a_draft_layer_without_its_projection_is_left_out(tmp_path: Path) -> None:
     family = GoldenFamily.of("deepseek3")
     plain = HfDirectorySource(family.write_hf(tmp_path / "plain"))
-    family.tensors["model.layers.3.eh_proj.weight"] = np.zeros((48, 96), np.float32)
+    family.tensors["model.layers.3.enorm.weight"] = np.zeros(48, np.float32)
     family.tensors["model.layers.3.self_attn.kv_a_layernorm.weight"] = np.zeros(20, np.float32)
     source = HfDirectorySource(family.write_hf(tmp_path / "with_draft"))
     assert plain.left_out is None

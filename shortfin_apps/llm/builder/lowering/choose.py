@@ -194,7 +194,7 @@ def _amx_expert_tiles(c: LoweringContext) -> dict[str, bool]:
 def _fused_layers(c: LoweringContext) -> FusedLayers:
     options = c.options
     kernels = StageKernels(c.spec, c.weights, options.activations, options.block_bits, c.target)
-    return FusedLayers(c.weights, c.render, list(c.spec.operations()), kernels)
+    return FusedLayers(c.weights, c.render, c.spec.all_operations(), kernels)
 
 
 FUSED_LAYER = Candidate("fused/layer", BETWEEN_ATTENTIONS, _fused, _fused_layers)
@@ -256,7 +256,7 @@ def choose(context: LoweringContext, candidates: Sequence[Candidate] = CANDIDATE
     Raises BuildError if no candidate fits, or if the target does not support the weights' type or size.
     """
     _check_sizes(context)
-    kinds = dict.fromkeys(type(operation) for operation in context.spec.operations())
+    kinds = dict.fromkeys(map(type, context.spec.all_operations()))
     choices = {kind: _choose(kind, context, candidates) for kind in (*kinds, TopK, Sample)}
     attend = choices.get(Attend)
     if attend and choices[Linear].candidate is FUSED_LAYER and context.target.is_cpu:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tensor, tensor_type
+from shortfin_apps.llm.builder.lowering.linalg.hidden_states import loop_rows
 from shortfin_apps.llm.builder.lowering.lowering import LOGITS_MEMORY, RowResults, Values
 from shortfin_apps.llm.contract.abi import (
     ARGUMENT_TYPES,
@@ -21,6 +22,7 @@ from shortfin_apps.llm.contract.abi import (
     ONLY_DISPATCHES,
     RESIDENT_WORKGROUPS,
     TAKES_FOLLOWERS,
+    TAKES_HIDDEN,
     Entry,
     EntryFamily,
     Layout,
@@ -55,14 +57,18 @@ Body = Callable[[Emitter, Mapping[str, Tensor], Batch], Values]
 RowBody = Callable[[Emitter, Mapping[str, Tensor]], RowResults]
 
 
-def entries_of(options: BuildOptions, *, draws_rows: bool = False) -> list[Entry]:
-    """List the entries for `options`; `draws_rows` adds the entries that read existing rows of logits."""
+def entries_of(options: BuildOptions, *, draws_rows: bool = False, has_draft: bool = False) -> list[Entry]:
+    """List the entries for `options`.
+
+    `draws_rows` adds the entries that read existing rows of logits, `has_draft` those of a draft layer.
+    """
     sizes = options.prefill_batch_sizes
     return [
         *(Entry(EntryFamily.PREFILL, n, None) for n in sizes),
         *(Entry(EntryFamily.PREFILL, n, s) for n in sizes for s in options.chunk_sizes),
         *(Entry(EntryFamily.DECODE, n, 1) for n in options.decode_batch_sizes),
         *(Entry(EntryFamily.EXTEND, None, t) for t in (None, *options.extend_sizes)),
+        *(Entry(EntryFamily.DRAFT, n, 1) for n in options.decode_batch_sizes if has_draft),
         *(Entry(EntryFamily.DECODE_LOOP, n, 1) for n in options.loop_sizes),
         *(Entry(EntryFamily.SAMPLE, n, None) for n in options.loop_sizes if draws_rows),
         *(Entry(EntryFamily.ADJUSTED_SAMPLE, n, None) for n in options.loop_sizes if draws_rows),
@@ -78,15 +84,20 @@ def write_entry(
     *,
     static_workspace: bool,
     logits_size: int | None,
+    hidden_size: int | None = None,
 ) -> str:
-    """Return the MLIR of a prefill, decode or extend entry.
+    """Return the MLIR of a prefill, decode, extend or draft entry.
 
     `body` emits the operations from the imported tensors to values, indices and logits. `static_workspace`:
     the size of the temporaries of `body` does not depend on the block table's size. `logits_size`: the number
-    of a row's logits, if `body` can write them to LOGITS_MEMORY.
+    of a row's logits, if `body` can write them to LOGITS_MEMORY. `hidden_size`: the size of a hidden state,
+    if the model has a draft layer.
     """
     e = Emitter()
     inputs, batch = _arguments(e, entry, options, slabs)
+    if hidden_size is not None:
+        inputs |= {name: _import(e, name, (batch.rows,), "i64") for name in ("hidden_from", "hidden_to")}
+        inputs |= _hidden_table(e, hidden_size)
     if static_workspace:
         batch.rows = _bounded(batch)
     owned = static_workspace and isinstance(batch.tokens, int)
@@ -94,10 +105,11 @@ def write_entry(
         inputs[LOGITS_MEMORY] = _logits_memory(e, batch.rows, logits_size)
     if "last_tokens" in inputs:
         inputs["tokens"] = _known_tokens(e, inputs["tokens"], inputs["last_tokens"])
-    results = _of_rows(e, body(e, inputs, batch))
-    types = _argument_types(entry, options, slabs)
+    values = body(e, inputs, batch)
+    results, updated = _of_rows(e, values), _written(entry, batch, values, hidden_size)
+    types = _argument_types(entry, options, slabs, hidden_size)
     resident = batch.resident_workgroups
-    return _function(e, entry, types, results, _caches(batch), owned=owned, resident_workgroups=resident)
+    return _function(e, entry, types, results, updated, owned=owned, resident_workgroups=resident)
 
 
 def write_decode_loop(
@@ -108,6 +120,7 @@ def write_decode_loop(
     *,
     static_workspace: bool,
     logits_size: int | None,
+    hidden_size: int | None = None,
 ) -> str:
     """Return the MLIR of a decode loop (a decode that also draws tokens and advances positions).
 
@@ -125,18 +138,23 @@ def write_decode_loop(
     inputs = {
         name: _import(e, name, shape, "i64", updated=name in LOOP_STATE) for name, shape in shapes.items()
     }
-    positions, last_tokens = (_import_read(e, name, shapes[name]) for name in LOOP_STATE)
+    positions, last_tokens = (_import_read(e, name, shapes[name], "i64") for name in LOOP_STATE)
     imported = _slabs(e, rows, options, slabs)
     if static_workspace and logits_size is not None:
         inputs[LOGITS_MEMORY] = _logits_memory(e, rows, logits_size)
     starts = e.elementwise("n", ("n", (rows,), "i64"), [(positions, "n")], _START)
     seq_lens = e.elementwise("n", ("n", (rows,), "i64"), [(starts, "n")], _SEQ_LEN)
     batch = _batch(e, entry, imported, starts, seq_lens)
+    if hidden_size is not None:
+        given = _import(e, "hidden_from", (rows,), "i64")
+        inputs |= _hidden_table(e, hidden_size)
+        count, _ = inputs["hidden_table"].shape
+        inputs |= loop_rows(e, inputs["slots"], positions, given, count)
     inputs["tokens"] = _known_tokens(e, inputs["tokens"], last_tokens)
     values = body(e, inputs, batch)
     results = {"token_ids": values["token_ids"], **_of_rows(e, values)}
-    updated = {name: values[name] for name in LOOP_STATE} | _caches(batch)
-    types = _argument_types(entry, options, slabs)
+    updated = {name: values[name] for name in LOOP_STATE} | _written(entry, batch, values, hidden_size)
+    types = _argument_types(entry, options, slabs, hidden_size)
     resident = batch.resident_workgroups
     return _function(e, entry, types, results, updated, owned=static_workspace, resident_workgroups=resident)
 
@@ -164,6 +182,15 @@ def write_row_entry(
     types = {name: each.type for name, each in imported.items()}
     results, updated = body(e, imported)
     return _function(e, entry, types, results, updated, owned=static_workspace)
+
+
+def _hidden_table(e: Emitter, size: int) -> dict[str, Tensor]:
+    """Import the table of hidden states, to be read and to be updated."""
+    shape = (_dim(e, "hidden_states", 0), size)
+    return {
+        "hidden_table": _import(e, "hidden_states", shape, "f32", updated=True),
+        "known_hidden": _import_read(e, "hidden_states", shape, "f32"),
+    }
 
 
 def _logits_memory(e: Emitter, rows: Dim, size: int) -> Tensor:
@@ -240,6 +267,7 @@ def _function(
         **({CALLER_OWNED: "true"} if owned else {}),
         **({} if resident_workgroups is None else {RESIDENT_WORKGROUPS: str(resident_workgroups)}),
         **({TAKES_FOLLOWERS: "true"} if "followers" in types else {}),
+        **({TAKES_HIDDEN: "true"} if "hidden_states" in types else {}),
     }
     reflection = ", ".join(f'{name} = "{value}"' for name, value in attributes.items())
     body_text = "\n".join(e.lines)
@@ -333,9 +361,15 @@ def _slab(
     )
 
 
-def _caches(batch: Batch) -> dict[str, Tensor]:
-    """Map the name of each slab's argument to the cache tensor that is written over the argument."""
-    return {name: slab.cache for name, slab in zip(CACHES, batch.slabs, strict=False)}
+def _written(entry: Entry, batch: Batch, values: Values, hidden_size: int | None) -> dict[str, Tensor]:
+    """Map the names of arguments to the tensors that are written over them: slabs, and hidden states.
+
+    A draft layer writes only pages of all tokens.
+    """
+    slabs = zip(CACHES, batch.slabs, strict=False)
+    is_draft = entry.family is EntryFamily.DRAFT
+    caches = {name: slab.cache for name, slab in slabs if slab.pool == "whole" or not is_draft}
+    return caches if hidden_size is None else {**caches, "hidden_states": values["hidden_table"]}
 
 
 def _dim(e: Emitter, argument: str, axis: int) -> str:
@@ -352,13 +386,13 @@ def _import(e: Emitter, name: str, shape: Sequence[Dim], dtype: str, *, updated:
     return result
 
 
-def _import_read(e: Emitter, name: str, shape: Sequence[Dim]) -> Tensor:
-    """Import an i64 argument a second time, to read it before it is updated in place.
+def _import_read(e: Emitter, name: str, shape: Sequence[Dim], dtype: str) -> Tensor:
+    """Import an argument a second time, to read it before it is updated in place.
 
     If IREE knew that both are the same memory, it would copy the argument. The update must depend on results
     of the reads.
     """
-    result = Tensor(e.fresh(), tuple(shape), "i64")
+    result = Tensor(e.fresh(), tuple(shape), dtype)
     memory = e.value(f"hal.buffer_view.buffer<%{name} : !hal.buffer_view> : !hal.buffer")
     e.line(
         f'{result.name} = hal.tensor.import wait(%wait) => {memory} "{name}" : '
@@ -406,25 +440,30 @@ def _with_transients(e: Emitter, t: Tensor, storage: str) -> Tensor:
     )
 
 
-def _argument_types(entry: Entry, options: BuildOptions, slabs: Slabs) -> dict[str, str]:
-    """Return the MLIR types of the arguments of a prefill, decode, extend or decode loop, in order."""
-    shapes = _shapes_of(entry, has_windows=len(slabs) > 1, takes_followers=_takes_followers(entry, slabs))
+def _argument_types(
+    entry: Entry, options: BuildOptions, slabs: Slabs, hidden_size: int | None
+) -> dict[str, str]:
+    """Return the MLIR types of the arguments of an entry that takes slabs, in order."""
+    shapes: dict[str, list[Dim]] = {
+        name: [dim or "?" for dim in shape]
+        for name, shape in entry.argument_shapes(
+            has_windows=len(slabs) > 1,
+            takes_followers=_takes_followers(entry, slabs),
+            takes_hidden=hidden_size is not None,
+        ).items()
+    }
+    if hidden_size is not None:
+        shapes["hidden_states"] = ["?", hidden_size]
     caches = {
         name: tensor_type(("?", sizes.elements), options.cache_dtype)
         for name, sizes in zip(CACHES, slabs.values(), strict=False)
     }
-    return {**{name: tensor_type(shape, "i64") for name, shape in shapes.items()}, **caches}
+    of_rest = {name: tensor_type(shape, ARGUMENT_TYPES.get(name, "i64")) for name, shape in shapes.items()}
+    return {**of_rest, **caches}
 
 
 def _takes_followers(entry: Entry, slabs: Slabs) -> bool:
     return entry.layout() is Layout.PACKED and "state" in slabs
-
-
-def _shapes_of(
-    entry: Entry, *, has_windows: bool = False, takes_followers: bool = False
-) -> dict[str, list[Dim]]:
-    shapes = entry.argument_shapes(has_windows=has_windows, takes_followers=takes_followers)
-    return {name: [dim or "?" for dim in shape] for name, shape in shapes.items()}
 
 
 def _declaration(entry: Entry, types: Iterable[str], results: list[Tensor]) -> str:

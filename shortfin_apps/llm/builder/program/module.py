@@ -25,7 +25,7 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.contract.abi import RESIDENT_WORKGROUPS, Entry, EntryFamily
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.config import context_length, pool_elements, pool_planes, within
-from shortfin_apps.llm.model.operations import Sample, TopK
+from shortfin_apps.llm.model.operations import Operation, Sample, TopK
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 RESULTS = ("values", "indices", "logits")
@@ -44,7 +44,9 @@ class ModelModule:
         self._spec = spec = within(spec, context_length(spec, options))
         self._options = options
         self._weights = WeightTypes(spec, options, target)
-        self._operations = [*spec.operations(), TopK("logits", "values", "indices")]
+        top_k = TopK("logits", "values", "indices")
+        self._operations = [*spec.operations(), top_k]
+        self._draft_operations = [*spec.draft_operations(), top_k]
         rendered = RenderedKernels(compile_kernels)
         self._context = context = LoweringContext(spec, options, target, self._weights, rendered)
         self.choices = choose(context)
@@ -53,7 +55,8 @@ class ModelModule:
 
     @property
     def entries(self) -> list[Entry]:
-        return entries_of(self._options, draws_rows=self._lowering.draws_rows)
+        has_draft = self._spec.draft is not None
+        return entries_of(self._options, draws_rows=self._lowering.draws_rows, has_draft=has_draft)
 
     def text(self) -> str:
         """Return the MLIR of all entries, in a module named `module`.
@@ -83,13 +86,16 @@ class ModelModule:
             sizes = self._options.top_k, self._spec.vocab_size
             return write_row_entry(entry, *sizes, emit, static_workspace=self._static_workspace)
         is_loop = entry.family is EntryFamily.DECODE_LOOP
+        is_draft = entry.family is EntryFamily.DRAFT
+        operations: list[Operation] = list(self._draft_operations if is_draft else self._operations)
         sampling = [Sample("values", "token_ids", "indices", "logits")] if is_loop else []
 
         def body(e: Emitter, inputs: Mapping[str, Tensor], batch: Batch) -> Values:
             self._lowering.prepare(e, batch)
             values = Values(inputs, batch)
             results = (*RESULTS, *(name for operation in sampling for name in operation.writes))
-            self._lowering.lower(e, [*self._operations, *sampling], values, results)
+            kept = () if self._spec.draft is None else ("hidden_table",)
+            self._lowering.lower(e, [*operations, *sampling], values, [*results, *kept])
             return values
 
         elements = pool_elements(self._spec, self._options)
@@ -106,4 +112,5 @@ class ModelModule:
             body,
             static_workspace=self._static_workspace,
             logits_size=self._spec.vocab_size if places else None,
+            hidden_size=None if self._spec.draft is None else self._spec.hidden_size,
         )

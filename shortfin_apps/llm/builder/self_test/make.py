@@ -30,6 +30,7 @@ from shortfin_apps.llm.model.block import CachedTokens, Carried
 from shortfin_apps.llm.model.config import context_length, within
 from shortfin_apps.llm.model.kv_layout import KVType
 from shortfin_apps.llm.model.layer_inputs import NORM, PROJECTION
+from shortfin_apps.llm.model.reference.draft import hidden_before, run_draft_layer
 from shortfin_apps.llm.model.reference.forward import begin, normed, run_layer
 from shortfin_apps.llm.model.reference.pointwise import capped
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
@@ -89,7 +90,10 @@ def make_self_test(
             )
             pages[index] += _page_sums(layer, kept, layout)
         on_progress(1)
-    logits = _logits(spec, weights, [x[list(layout.checked)] for x in streams])
+    norm = weights.whole("output_norm.weight")
+    hidden = [normed(spec, x, norm) for x in streams]
+    logits = _logits(spec, weights, [each[list(layout.checked)] for each in hidden])
+    drafts = _drafts(spec, weights, options, layout, list(zip(prompts, hidden, strict=True)))
     return SelfTestFile(
         format_version=FORMAT_VERSION,
         stride=options.block_seq_stride,
@@ -104,8 +108,12 @@ def make_self_test(
                     for position, row in zip(layout.checked, rows, strict=True)
                 ),
                 pages=tuple(sums),
+                drafts=tuple(
+                    _expected(position, row, sample_ids)
+                    for position, row in zip(layout.bases, drafted, strict=False)
+                ),
             )
-            for tokens, rows, sums in zip(prompts, logits, pages, strict=True)
+            for tokens, rows, sums, drafted in zip(prompts, logits, pages, drafts, strict=True)
         ),
     )
 
@@ -136,13 +144,38 @@ def _begin(spec: ModelSpec, weights: StoredWeights, tokens: Tokens) -> tuple[F32
     )
 
 
-def _logits(spec: ModelSpec, weights: StoredWeights, streams: Sequence[F32]) -> list[F32]:
-    """Compute logits [positions, vocab] for each stream [positions, hidden]."""
-    norm = weights.whole("output_norm.weight")
-    hidden = np.concatenate([normed(spec, x, norm) for x in streams])
+def _drafts(
+    spec: ModelSpec,
+    weights: StoredWeights,
+    options: BuildOptions,
+    layout: TestLayout,
+    prompts: Sequence[tuple[Tokens, F32]],
+) -> list[F32]:
+    """Compute the draft layer's logits at the positions `layout.bases` of each prompt, [positions, vocab].
+
+    `prompts`: token ids [tokens], and the main layers' hidden states [tokens, hidden]. Without a draft layer,
+    there are no positions.
+    """
+    if spec.draft is None:
+        return [np.zeros((0, spec.vocab_size), np.float32) for _ in prompts]
+    block, has_bytes, found = weights.block(len(spec.layers)), options.kv == "q8_0", []
+    for tokens, hidden in prompts:
+        embedded = weights.rows("token_embd.weight", tokens) * np.float32(spec.embedding_scale)
+        *_, cached = run_draft_layer(spec, block, embedded, hidden_before(hidden), None, has_bytes)
+        known, unknown = np.stack([cached.keys, cached.values]), np.zeros_like(hidden[:1])
+        for base in layout.bases:
+            one = embedded[base : base + 1], unknown, known[:, :base]
+            found.append(run_draft_layer(spec, block, *one, has_bytes)[0])
+    count = len(layout.bases)
+    return _logits(spec, weights, [np.concatenate(found[i : i + count]) for i in range(0, len(found), count)])
+
+
+def _logits(spec: ModelSpec, weights: StoredWeights, inputs: Sequence[F32]) -> list[F32]:
+    """Compute logits [positions, vocab] for each input of the head [positions, hidden]."""
+    hidden = np.concatenate(inputs)
     products = [hidden @ rows.T for rows in weights.slices(spec.head_weight)]
     logits = capped(np.concatenate(products, axis=1), spec.logit_cap)
-    return np.split(logits, np.cumsum([len(x) for x in streams])[:-1])
+    return np.split(logits, np.cumsum([len(x) for x in inputs])[:-1])
 
 
 def _expected(position: int, row: F32, sample_ids: npt.NDArray[np.int64]) -> ExpectedLogits:

@@ -125,7 +125,7 @@ def row_order(spec: ModelSpec, name: str) -> npt.NDArray[np.intp] | None:
     """
     if not name.startswith("blk."):
         return None
-    for block in spec.layers[int(name.split(".")[1])]:
+    for block in spec.all_layers[int(name.split(".")[1])]:
         if isinstance(block, DeltaNet):
             return delta_row_order(block, name)
         if isinstance(block, Attention):

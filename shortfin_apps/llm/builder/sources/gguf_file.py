@@ -55,10 +55,12 @@ from shortfin_apps.llm.builder.sources.gguf_tokenizer import (
 )
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.source_name import whole_stem
+from shortfin_apps.llm.model.draft_layer import PROJECTION
 from shortfin_apps.llm.model.families import OF_ARCHITECTURE
 from shortfin_apps.llm.model.families.family import Config, Family, Gguf
 from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
 
+_NOT_SHARED = ("embed_tokens", "shared_head_head")  # a draft layer's own, with which it is not built
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 
 
@@ -87,9 +89,13 @@ class GgufSource(ModelSource):
         with computing_spec(self._where):
             config = self._read_config(family, shapes, accepted)
             self.spec = family.spec(model_name(whole_stem(path.stem)), config)
+        prefix = f"blk.{len(self.spec.layers)}."
+        shares = not any(f"{prefix}nextn.{name}.weight" in shapes for name in _NOT_SHARED)
+        if family.draft and shares and f"{prefix}{PROJECTION}" in shapes:
+            self.spec = replace(self.spec, draft=family.draft(self.spec))
         check_spec(self._where, self.spec)
-        drafts = tuple(f"blk.{len(self.spec.layers) + n}." for n in range(config.mtp_num_hidden_layers or 0))
-        shapes = {n: s for n, s in shapes.items() if n not in FACTORS and not n.startswith(drafts)}
+        self._num_drafts = config.mtp_num_hidden_layers or 0
+        shapes = {n: s for n, s in shapes.items() if n not in FACTORS and not self._is_left_out(n)}
         check_tensors(self._where, self.spec, shapes)
         self._check_types()
         check_lists(self._where, self._vocabulary, self.spec.vocab_size)
@@ -119,6 +125,12 @@ class GgufSource(ModelSource):
 
     def block_type(self, name: str) -> BlockType | None:
         return block_type_of(self._tensors[name].tensor_type)
+
+    def _is_left_out(self, name: str) -> bool:
+        """Return whether the tensor is of a draft layer that is not built."""
+        first = len(self.spec.all_layers)
+        unbuilt = (f"blk.{number}." for number in range(first, len(self.spec.layers) + self._num_drafts))
+        return name.startswith(tuple(unbuilt))
 
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
         """Return, for each row of tensor `name`, its row index in the file; None if the order is the same."""

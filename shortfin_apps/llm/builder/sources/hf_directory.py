@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from shortfin_apps.llm.builder.sources import hf_draft
 from shortfin_apps.llm.builder.sources.base import (
     FLOAT_TYPES,
     Array,
@@ -74,10 +75,13 @@ class HfDirectorySource(ModelSource):
         check_spec(self._where, self.spec)
         shards = [directory / name for name in weight_files(directory)]
         self._files = {path: _open(path) for path in shards}
+        names = {text_name(name) or "" for file in self._files.values() for name in file.keys()}  # noqa: SIM118
         if raw is not whole:
-            self.spec = replace(self.spec, tie_word_embeddings=not self._has_head())
+            self.spec = replace(self.spec, tie_word_embeddings="lm_head.weight" not in names)
+        if self._family.draft and hf_draft.has_draft_layer(self._family, names):
+            self.spec = replace(self.spec, draft=self._family.draft(self.spec))
         self._others: list[Place] = []  # tensors of vision and audio towers
-        self._drafts: list[Place] = []  # tensors of layers after the last one
+        self._drafts: list[Place] = []  # tensors of draft layers that are not built
         self._tensors = dict(self._find_tensors())
         self._matrices = self._find_matrices()
         self._scales = {n: self._tensors.pop(n) for n in list(self._tensors) if n.endswith(EXPERT_SCALES)}
@@ -130,11 +134,6 @@ class HfDirectorySource(ModelSource):
     def tokenizer_files(self) -> TokenizerFiles:
         return read_tokenizer(self._directory, self._given.eos_token_id)
 
-    def _has_head(self) -> bool:
-        """Whether the head has weights. `tie_word_embeddings` of the whole and the text model may differ."""
-        names = (name for file in self._files.values() for name in file.keys())  # noqa: SIM118
-        return any(text_name(name) == "lm_head.weight" for name in names)
-
     def _find_tensors(self) -> Iterator[tuple[str, tuple[Path, str]]]:
         for path, file in self._files.items():
             for hf_name in file.keys():  # noqa: SIM118  (not a mapping)
@@ -143,19 +142,17 @@ class HfDirectorySource(ModelSource):
                 if name is None:
                     self._others.append((path, hf_name))
                     continue
-                if self._is_draft(name):
-                    self._drafts.append((path, hf_name))
-                    continue
-                ours = _gguf_name(name, {**llama.NAMES, **self._family.names})
+                if self._family.has_draft_layers:
+                    name = hf_draft.in_layers(name, len(self.spec.layers))
+                    if hf_draft.is_left_out(self.spec, name):
+                        self._drafts.append((path, hf_name))
+                        continue
+                    if hf_draft.is_copy(self.spec, name):
+                        continue
+                ours = _gguf_name(name, {**llama.NAMES, **hf_draft.NAMES, **self._family.names})
                 tied = ours == "output.weight" and self.spec.tie_word_embeddings
-                if name.startswith(self._family.ignored):
-                    continue
                 if not tied and not hf_name.endswith(_IGNORED):
                     yield ours, (path, hf_name)
-
-    def _is_draft(self, name: str) -> bool:
-        match = _BLOCK.fullmatch(name) if self._family.has_draft_layers else None
-        return match is not None and int(match[1]) >= len(self.spec.layers)
 
     def _find_matrices(self) -> Mapping[str, QuantisedMatrix | ExpertTensor]:
         """Return the matrices not stored as one tensor each, and remove their tensors from `_tensors`."""

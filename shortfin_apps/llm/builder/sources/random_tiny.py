@@ -1,7 +1,7 @@
 """Sources `random:NAME`: small models with seeded random weights and a byte tokenizer, for tests.
 
-`tiny` is a two-layer Llama; `tiny-hybrid` has gated delta nets, gated attention and routed experts;
-`tiny-latent` has latent attention, and routed experts in groups.
+`tiny` is a two-layer Llama; `tiny-hybrid` has gated delta nets, gated attention, routed experts and a draft
+layer; `tiny-latent` has latent attention, and routed experts in groups.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from shortfin_apps.llm.builder.sources.base import Array, ModelSource, Tokenizer
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.draft_layer import DraftLayer
 from shortfin_apps.llm.model.expert_scores import ExpertScores
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.latent_attention import LatentAttention
@@ -47,14 +48,13 @@ SPEC = ModelSpec(
 
 _EXPERTS = MoE(count=6, per_token=2, features=48, shared=32)
 _DELTA_NET = DeltaNet(key_heads=2, value_heads=4, key_dim=16, value_dim=16)
+_GATED = (replace(_ATTENTION, rope=Rope(dim=8), qk_norm=True, gate=True), _EXPERTS)
 HYBRID_SPEC = replace(
     SPEC,
     name="random-tiny-hybrid",
     architecture="qwen35moe",
-    layers=(
-        *(3 * ((_DELTA_NET, _EXPERTS),)),
-        (replace(_ATTENTION, rope=Rope(dim=8), qk_norm=True, gate=True), _EXPERTS),
-    ),
+    layers=(*(3 * ((_DELTA_NET, _EXPERTS),)), _GATED),
+    draft=DraftLayer(blocks=_GATED),
 )
 _LATENT = LatentAttention(heads=4, rank=24, plain=16, rotated=8, value_dim=16, query_rank=32, rope=Rope())
 _SCORES = ExpertScores(is_sigmoid=True, bias=True, groups=3, kept_groups=2, summed=2)

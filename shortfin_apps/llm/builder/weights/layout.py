@@ -415,7 +415,7 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
 @lru_cache(maxsize=8)
 def _weights_of(spec: ModelSpec) -> dict[str, tuple[ModelTensor, bool]]:
     """Map the name of each weight to its first tensor, and to whether the weight stacks gate and up."""
-    gated = {o.weight for o in spec.operations() if isinstance(o, GatedLinear | GatedExperts)}
+    gated = {o.weight for o in spec.all_operations() if isinstance(o, GatedLinear | GatedExperts)}
     return {name: (parts[0], name in gated) for name, parts in weight_parts(spec.tensors()).items()}
 
 

@@ -9,53 +9,26 @@ The draft model has its own page table, with a lease for each request that it dr
 as the main model does. In the first round of a step, it catches up on each request's tokens that it has not
 computed; initially, these are the prompt. The catch-up is limited to a number of tokens per step: a long
 prompt takes several steps, and the request gets no drafts until then. Rejected tokens are dropped, and their
-cache slots are overwritten.
-
-The draft model never ends a request. If it cannot draft for a request (too few pages, context exhausted or
-non-finite logits), the request is decoded without drafts. If an invocation of the draft model fails, no
-request gets drafts in this step; after MAX_FAILURES consecutive failures, the draft model stays off.
+cache slots are overwritten. A request gets no drafts if it has too few pages, or if its context is exhausted
+or its logits are not finite.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.engine.drafter import Drafter, DraftOptions
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.components.sampling.candidates import Candidates
-from shortfin_apps.llm.components.sampling.sampler import drafted_token
-from shortfin_apps.llm.components.speculation.acceptance import Rate
 from shortfin_apps.llm.contract.abi import EntryFamily
-from shortfin_apps.llm.contract.errors import DeviceLostError
-
-logger = logging.getLogger(__name__)
 
 CATCH_UP_TOKENS = 256  # over all requests in one step
-MAX_FAILURES = 3  # consecutive
-_PRIOR = 0.8  # acceptance rate before any observation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftOptions:
-    """Options of a draft model.
-
-    `max_tokens`: maximum drafted tokens per request and step. `max_seq_len`: the draft model's context
-    length. `vocab_size`: the main model's vocabulary; other token IDs are not proposed (None: no limit).
-    `round_cost`: cost of a round, relative to reading the main model's weights once (acceptance.py).
-    `catch_up_tokens`: maximum tokens to catch up on in a step, over all requests.
-    """
-
-    max_tokens: int
-    max_seq_len: int
-    vocab_size: int | None
-    round_cost: float
-    catch_up_tokens: int = CATCH_UP_TOKENS
 
 
 @dataclass(slots=True, eq=False)
@@ -63,98 +36,52 @@ class _Sequence:
     """The draft model's state for one request.
 
     The draft model's KV cache holds the request's first `num_computed` tokens, followed by the drafted tokens
-    `ahead`. `rate` is the request's acceptance rate.
+    `ahead`.
     """
 
     lease: Lease
     num_computed: int
-    rate: Rate
     ahead: list[int] = field(default_factory=list)
 
 
-class DraftModel:
-    """Drafts tokens for an engine's requests, on the engine's thread. Owns the leases of `cache`."""
+class DraftModel(Drafter):
+    """Drafts tokens for an engine's requests. Owns the leases of `cache`.
 
-    def __init__(self, runner: BatchRunner, cache: KVCache, options: DraftOptions) -> None:
-        self._runner = runner
-        self._cache = cache
-        self._options = options
+    `catch_up_tokens`: maximum tokens to catch up on in a step, over all requests.
+    """
+
+    NAME = "draft model"
+
+    def __init__(
+        self,
+        runner: BatchRunner,
+        cache: KVCache,
+        options: DraftOptions,
+        catch_up_tokens: int = CATCH_UP_TOKENS,
+    ) -> None:
+        super().__init__(runner, cache, options)
+        self._catch_up_tokens = catch_up_tokens
         self._sequences: dict[Request, _Sequence] = {}
-        self._rate = Rate(_PRIOR)  # over all requests; initial rate of new ones
-        self._failures = 0  # consecutive
-
-    @property
-    def round_cost(self) -> float:
-        return self._options.round_cost
-
-    @property
-    def device_s(self) -> float:
-        """Total seconds spent in the draft model's invocations."""
-        return self._runner.device_s
-
-    @property
-    def has_given_up(self) -> bool:
-        """Whether the draft model stays off after too many consecutive failures."""
-        return self._failures >= MAX_FAILURES
-
-    def num_worth(self, request: Request, least: float, most: int) -> int:
-        """Return how many tokens to draft: at most `most`, each accepted with a probability above `least`."""
-        left = self._options.max_seq_len - len(request.token_ids)
-        most = 0 if self.has_given_up else min(most, left, self._options.max_tokens)
-        if most <= 0:
-            return 0
-        sequence = self._sequences.get(request)
-        rate = self._rate if sequence is None else sequence.rate
-        count = rate.num_worth(least, most)
-        if not count:
-            rate.pass_over()
-        return count
-
-    def draft(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        """Draft up to the `wanted` number of tokens for each request; requests without drafts are omitted."""
-        self.forget_ended()
-        try:
-            self._runner.clear_suspects(self._cache)
-            drafted = self._rounds(wanted)
-        except Exception as error:
-            self._fail(error)
-            return {}
-        self._failures = 0
-        return drafted
-
-    def observe(self, request: Request, num_proposed: int, num_accepted: int) -> None:
-        """Record how many of the first `num_proposed` tokens of the request's last draft were accepted."""
-        self._rate.observe(num_proposed, num_accepted)
-        if (sequence := self._sequences.get(request)) is not None:
-            sequence.rate.observe(num_proposed, num_accepted)
 
     def forget_ended(self) -> None:
         """Release the pages of requests that no longer run."""
+        super().forget_ended()
         for request in [r for r in self._sequences if r.state is not State.RUNNING]:
             self._forget(request)
 
     def flush_cache(self) -> None:
-        """Free all pages that are cached for prefix sharing but not leased."""
         self._cache.flush()
 
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        drafted = self._first_round(wanted)
-        for number in range(1, max(wanted.values(), default=0)):
-            going = [r for r, tokens in drafted.items() if len(tokens) == number < wanted[r]]
-            if not going:
-                break
-            tasks = [self._task(r, drafted[r][-1:], len(r.token_ids) + number - 1) for r in going]
-            for request, row in zip(going, self._run(tasks), strict=True):
-                if self._is_finite(request, row):
-                    drafted[request] += self._next(request, row, number)
+        drafted = super()._rounds(wanted)
         for request, tokens in drafted.items():
             if (sequence := self._sequences.get(request)) is not None:
                 sequence.ahead = tokens[:-1]
-        return {request: tokens for request, tokens in drafted.items() if tokens}
+        return drafted
 
     def _first_round(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
         """Catch up on uncomputed tokens, then draft one token for each request that is caught up."""
-        tasks, left = [], self._options.catch_up_tokens
+        tasks, left = [], self._catch_up_tokens
         for request, count in wanted.items():
             if left and (sequence := self._ready(request, count)) is not None:
                 end = min(len(request.token_ids), sequence.num_computed + left)
@@ -176,13 +103,13 @@ class DraftModel:
         """Return the request's sequence with pages for `count` drafted tokens; None if pages are too few."""
         if (sequence := self._sequences.get(request)) is None:
             lease = self._cache.acquire(request.token_ids, request.call.cache_salt)
-            sequence = _Sequence(lease, lease.num_cached_tokens, Rate(_PRIOR, self._rate.value))
+            sequence = _Sequence(lease, lease.num_cached_tokens)
             self._sequences[request] = sequence
         known = request.token_ids[sequence.num_computed :]
         sequence.num_computed += min(_common(sequence.ahead, known), len(known) - 1)
         sequence.ahead = []
         num_tokens = len(request.token_ids) + count
-        num_next = sequence.num_computed + self._options.catch_up_tokens + count
+        num_next = sequence.num_computed + self._catch_up_tokens + count
         if self._cache.reserve(sequence.lease, num_tokens, min(num_tokens, num_next)):
             return sequence
         self._forget(request)
@@ -203,14 +130,6 @@ class DraftModel:
         self._forget(request, is_suspect=True)
         return False
 
-    def _next(self, request: Request, row: Candidates, num_ahead: int) -> list[int]:
-        """Return a list of the token that `row` yields; empty if the main model's vocabulary lacks the token.
-
-        `num_ahead` is the number of tokens drafted before.
-        """
-        token_id, vocab_size = drafted_token(row, request, num_ahead), self._options.vocab_size
-        return [token_id] if vocab_size is None or token_id < vocab_size else []
-
     def _task(self, request: Request, token_ids: Sequence[int], start: int) -> LlmTaskInput:
         lease = self._sequences[request].lease
         end = start + len(token_ids)
@@ -230,13 +149,10 @@ class DraftModel:
         lease.is_suspect |= is_suspect
         self._cache.release(lease)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self) -> None:
         """Forget every request, because the failed invocation may have written anything to their pages."""
-        self._failures = MAX_FAILURES if isinstance(error, DeviceLostError) else self._failures + 1
         for request in list(self._sequences):
             self._forget(request, is_suspect=True)
-        left = "it is not used any more" if self.has_given_up else "requests go on without drafts"
-        logger.error("an invocation of the draft model failed, %s: %s", left, error, exc_info=error)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
-from shortfin_apps.llm.components.engine.draft_model import DraftModel
+from shortfin_apps.llm.components.engine.drafter import Drafter
 from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
 from shortfin_apps.llm.components.engine.pipeline import InFlight, Pipeline
 from shortfin_apps.llm.components.engine.row_reader import Row, Rows
@@ -75,7 +75,7 @@ class Engine:
         depth: int = 1,
         jump_ahead: bool = True,
         speculation: SpeculationOptions | None = None,
-        draft_model: DraftModel | None = None,
+        drafter: Drafter | None = None,
         recorder: FlightRecorder | None = None,
         mask_costs: MaskCosts | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -101,7 +101,7 @@ class Engine:
         self._jumps_ahead = jump_ahead
         self._speculation = None
         if speculation is not None:
-            self._speculation = Speculation(scheduler, speculation, draft_model)
+            self._speculation = Speculation(scheduler, speculation, drafter)
         self._requests = ActiveRequests(scheduler, strict=strict)
         self._counters = EngineCounters()
         self._mask_costs = mask_costs or MaskCosts()

@@ -13,7 +13,8 @@ accepted row; the other pages are released.
     commit       the row at p yields x, as proposed, so the row at p + 1 is valid: it yields z, not y
                  the row at p + 2 is stale: it is dropped, and z will be computed into its cache slot
 
-Proposals come from prompt lookup if that is on, else from a draft model if there is one (draft_model.py).
+Proposals come from prompt lookup if that is on, else from a draft model or the model's own draft layer, if
+there is one (drafter.py).
 
 A commit processes rows in order, each like a decode row, so adjustments, grammars, seeds and finish
 conditions need no special case. If a grammar forces tokens after an accepted one, these are appended at once:
@@ -32,7 +33,7 @@ from functools import partial
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
-from shortfin_apps.llm.components.engine.draft_model import DraftModel
+from shortfin_apps.llm.components.engine.drafter import Drafter
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.speculation.acceptance import least_chance
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
@@ -45,7 +46,7 @@ class SpeculationCounts:
     """Counts since start.
 
     `drafts`: proposals, at most one per request and step. `proposed`, `accepted`: tokens of these proposals.
-    `draft_model_s`: time of the draft model's invocations.
+    `draft_model_s`: time of the invocations of a draft model or draft layer.
     """
 
     drafts: int = 0
@@ -78,11 +79,11 @@ class Speculation:
     """Adds proposed tokens to batches, and learns acceptance rates from the results."""
 
     def __init__(
-        self, scheduler: Scheduler, options: SpeculationOptions, model: DraftModel | None = None
+        self, scheduler: Scheduler, options: SpeculationOptions, drafter: Drafter | None = None
     ) -> None:
         self._scheduler = scheduler
         self._options = options
-        self._model = model
+        self._drafter = drafter
         self._lookups: dict[Request, PromptLookup] = {}
         self._open: list[_Proposal] = []  # of the last batch
         self.counts = SpeculationCounts()
@@ -105,9 +106,9 @@ class Speculation:
                 left -= len(proposal.tasks)
             else:
                 without.append(task)
-        if self._model is not None:
+        if self._drafter is not None:
             least = self._least_chance(len(decodes), num_rows, len(without))
-            self._open += self._proposed_by(self._model, without, least, left)
+            self._open += self._proposed_by(self._drafter, without, least, left)
         return _with_proposals(batch, {each.request: each.tasks for each in self._open})
 
     def would_propose(self, requests: Sequence[Request]) -> bool:
@@ -119,10 +120,10 @@ class Speculation:
             least = self._least_chance(num_rows, num_rows)
             if any(self._lookup(r).num_worth(r.token_ids, least, _most(r)) for r in requests):
                 return True
-        if self._model is None:
+        if self._drafter is None:
             return False
         least = self._least_chance(num_rows, num_rows, num_rows)
-        return any(self._model.num_worth(r, least, _most(r)) for r in requests)
+        return any(self._drafter.num_worth(r, least, _most(r)) for r in requests)
 
     def settle(self) -> None:
         """Update acceptance rates from the last batch, after that batch was committed or has failed."""
@@ -133,22 +134,22 @@ class Speculation:
             self.counts.proposed += num_proposed
             self.counts.accepted += num_accepted
         self._open.clear()
-        if self._model is not None:
-            self._model.forget_ended()
-            self.counts.draft_model_s = self._model.device_s
+        if self._drafter is not None:
+            self._drafter.forget_ended()
+            self.counts.draft_model_s = self._drafter.device_s
 
     def flush_cache(self) -> None:
-        """Free the draft model's pages, if any, that are cached for prefix sharing but not leased."""
-        if self._model is not None:
-            self._model.flush_cache()
+        """Free the drafter's own pages, if any, that are cached for prefix sharing but not leased."""
+        if self._drafter is not None:
+            self._drafter.flush_cache()
 
     def _least_chance(self, num_decodes: int, num_rows: int, num_drafted: int = 0) -> float:
         """Return the lowest acceptance probability at which a proposed token pays off.
 
-        `num_drafted`: number of requests that a draft model drafts for; if not 0, each token also carries its
-        share of the cost of the draft model's round.
+        `num_drafted`: number of requests that are drafted for; if not 0, each token also carries its share of
+        the cost of a draft round.
         """
-        drafting_cost = self._model.round_cost / num_drafted if self._model and num_drafted else 0.0
+        drafting_cost = self._drafter.round_cost / num_drafted if self._drafter and num_drafted else 0.0
         return least_chance(self._options.row_cost, num_decodes, num_rows, drafting_cost)
 
     def _lookup(self, request: Request) -> PromptLookup:
@@ -162,43 +163,33 @@ class Speculation:
             return None
         request, lookup = last.request, self._lookup(last.request)
         token_ids = lookup.propose(request.token_ids, least, min(left, _most(request)))
-        return self._as_tasks(last, token_ids, lookup.observe)
+        if token_ids:
+            del token_ids[self._scheduler.reserve_proposed(request, len(token_ids)) :]
+        return _as_tasks(last, token_ids, lookup.observe) if token_ids else None
 
     def _proposed_by(
-        self, model: DraftModel, decodes: Sequence[LlmTaskInput], least: float, left: int
+        self, drafter: Drafter, decodes: Sequence[LlmTaskInput], least: float, left: int
     ) -> list[_Proposal]:
-        """Return the draft model's proposals after these decodes, at most `left` tokens in total."""
+        """Return the drafter's proposals after these decodes, at most `left` tokens in total.
+
+        Pages are reserved first, because a draft layer writes them; those of tokens that are not drafted are
+        released with the others.
+        """
         wanted = {}
         for task in decodes:
-            if count := model.num_worth(task.request, least, min(left, _most(task.request))):
-                wanted[task.request] = count
+            request = task.request
+            count = drafter.num_worth(request, least, min(left, _most(request)))
+            if count and (count := self._scheduler.reserve_proposed(request, count)):
+                wanted[request] = count
                 left -= count
         if not wanted:
             return []
-        drafted = model.draft(wanted)
-        found = [
-            self._as_tasks(task, drafted[task.request], partial(model.observe, task.request))
+        drafted = drafter.draft(wanted)
+        return [
+            _as_tasks(task, token_ids, partial(drafter.observe, task.request))
             for task in decodes
-            if task.request in drafted
+            if (token_ids := drafted.get(task.request))
         ]
-        return [proposal for proposal in found if proposal is not None]
-
-    def _as_tasks(
-        self, last: LlmTaskInput, token_ids: list[int], observe: Callable[[int, int], None]
-    ) -> _Proposal | None:
-        """Create a proposal of as many leading tokens as get pages; None if there are none."""
-        request = last.request
-        if token_ids:
-            del token_ids[self._scheduler.reserve_proposed(request, len(token_ids)) :]
-        if not token_ids:
-            return None
-        assert request.lease is not None
-        pages: Sequence[int | None] = request.lease.proposed_page_ids or [None] * len(token_ids)
-        tasks = [
-            LlmTaskInput.proposed(last, offset, token_id, page_id)
-            for offset, (token_id, page_id) in enumerate(zip(token_ids, pages, strict=True), 1)
-        ]
-        return _Proposal(request, observe, tasks)
 
     def _forget_others(self) -> None:
         """Drop the lookups of requests that do not run."""
@@ -215,6 +206,18 @@ def _with_proposals(batch: Batch, proposed: Mapping[Request, Sequence[LlmTaskInp
     for task in batch.tasks:
         tasks += [task, *(proposed.get(task.request, ()) if task.completes else ())]
     return Batch(EntryFamily.EXTEND, tuple(tasks), has_proposals=True)
+
+
+def _as_tasks(last: LlmTaskInput, token_ids: Sequence[int], observe: Callable[[int, int], None]) -> _Proposal:
+    """Create the proposal of these tokens, for which pages must be reserved."""
+    request = last.request
+    assert request.lease is not None, "it runs"
+    pages: Sequence[int | None] = request.lease.proposed_page_ids or [None] * len(token_ids)
+    tasks = [
+        LlmTaskInput.proposed(last, offset, token_id, page_id)
+        for offset, (token_id, page_id) in enumerate(zip(token_ids, pages, strict=False), 1)
+    ]
+    return _Proposal(request, observe, tasks)
 
 
 def _most(request: Request) -> int:

@@ -17,6 +17,7 @@ from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape, all_return_logits
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts, counts_of
+from shortfin_apps.llm.components.invocation.hidden_rows import hidden_rows
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
 from shortfin_apps.llm.components.invocation.loop_state import Call, Fields, LoopState
@@ -81,11 +82,12 @@ class BatchRunner:
                 has_prefill_position=has_position,
                 has_windows=config.has_window_table,
                 takes_followers=self.buckets.takes_followers,
+                takes_hidden=self.buckets.most_drafts > 0,
             )
             for layout in Layout
         }
         self._slots = SlotTables(device, program.entries)  # `reserve_slots` sets their size
-        self._loop = LoopState(self._upload)
+        self._loop = LoopState(self._upload, takes_hidden=self.buckets.most_drafts > 0)
         self._recorded_loop: Loop | None = None
         self._draw_arguments = DrawArguments(self._upload, self._slots)
         self._logprob_arguments = LastUpload(self._upload)
@@ -140,7 +142,7 @@ class BatchRunner:
         return call
 
     def _record(self, shape: Shape, batch: Batch) -> Run | Step | None:
-        if self._recorder is None:
+        if self._recorder is None or shape.layout is Layout.DRAFT:
             return None
         if shape.layout is not Layout.LOOP:
             return self._recorder.run(shape.entry, shape.blocks, batch)
@@ -258,7 +260,8 @@ class BatchRunner:
         assert entry is not None, "a shape names an entry"
         on_device = {name: self._upload(array) for name, array in arrays.items()} | dict(left or {})
         if entry.takes_slabs:
-            on_device |= self._tables(tasks, shape)
+            hidden = {name: self._upload(array) for name, array in self._hidden(shape, tasks).items()}
+            on_device = {**self._slots.buffers, **hidden, **on_device} | self._tables(tasks, shape)
         arguments = [on_device[name] for name in self._argument_names[shape.layout]]
         results = self._invoke(shape.entry, [*arguments, *(self._page_table if entry.takes_slabs else ())])
         named = entry.named_results(results, self._top_k)
@@ -470,9 +473,13 @@ class BatchRunner:
         on_device = {**tables, **given, **self._slots.buffers}
         names = self._argument_names[shape.layout]
         if any(name not in on_device for name in names):
-            arrays = padded_arrays(shape, tasks)
+            arrays = padded_arrays(shape, tasks) | self._hidden(shape, tasks)
             on_device |= {name: self._upload(arrays[name]) for name in names if name not in on_device}
         return [*(on_device[name] for name in names), *self._page_table]
+
+    def _hidden(self, shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Array]:
+        """Return the rows of hidden states; none if the entry finds them itself, or the model has none."""
+        return hidden_rows(tasks, shape.rows) if "hidden_from" in self._argument_names[shape.layout] else {}
 
     def _invoke(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Sequence[DeviceBuffer]:
         return self._invoker.submit(entry, arguments).wait()

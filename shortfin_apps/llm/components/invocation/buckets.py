@@ -49,6 +49,7 @@ class Buckets:
         self._extend: dict[int, str] = {}
         self._most_rows: dict[int, int] = {}  # maximum rows of the entries in `_extend`
         self._loops: dict[int, str] = {}
+        self._drafts: dict[int, str] = {}
         self._of_rows: dict[Layout, dict[int, str]] = {layout: {} for layout in ROW_LAYOUTS}
         self._dynamic_extend: str | None = None
         self._extend_layout = Layout.PACKED
@@ -87,6 +88,11 @@ class Buckets:
         return max(self._loops, default=0) >= max(self._decode) and is_packed
 
     @property
+    def most_drafts(self) -> int:
+        """Maximum rows of a `draft`; 0 if the model has no draft layer."""
+        return max(self._drafts, default=0)
+
+    @property
     def draws_rows(self) -> bool:
         """Whether the device can draw tokens from full rows, in decode loops and after other entries."""
         return bool(self._of_rows[Layout.SAMPLE])
@@ -116,6 +122,8 @@ class Buckets:
         same bits. A decode loop also saves the draw, so it may compute a third more rows.
         """
         tasks = batch.tasks
+        if batch.family is EntryFamily.DRAFT:
+            return self.draft(len(tasks), widest(tasks))
         if batch.family is EntryFamily.PREFILL and (prefill := self._prefill_shape(tasks)) is not None:
             return prefill
         is_decode = batch.family is EntryFamily.DECODE
@@ -137,6 +145,11 @@ class Buckets:
             blocks = self._prefill_blocks(tasks, length)
             return Shape(self._dynamic_extend, Layout.PREFILL, len(tasks), len(tasks) * length, blocks)
         return self._packed(len(tasks), sum([len(task.token_ids) for task in tasks]), widest(tasks))
+
+    def draft(self, num_rows: int, blocks: int = MIN_BLOCKS) -> Shape:
+        """Return the nearest `draft` of as many rows, at most `most_drafts`."""
+        rows = min(n for n in self._drafts if n >= num_rows)
+        return Shape(self._drafts[rows], Layout.DRAFT, rows, rows, blocks)
 
     def row_shape(self, layout: Layout, num_rows: int) -> Shape:
         """Return the nearest entry of one of ROW_LAYOUTS with at least `num_rows` rows, else the largest.
@@ -178,6 +191,7 @@ class Buckets:
         stride = self._stride
         shapes = [Shape(name, Layout.DECODE, n, n, MIN_BLOCKS) for n, name in self._decode.items()]
         shapes += [Shape(name, Layout.LOOP, n, n, MIN_BLOCKS) for n, name in self._loops.items()]
+        shapes += [self.draft(n) for n in self._drafts]
         shapes += [self.row_shape(layout, n) for layout in ROW_LAYOUTS for n in self._of_rows[layout]]
         shapes += [
             Shape(name, Layout.PREFILL, n, n * MIN_BLOCKS * stride, MIN_BLOCKS)
@@ -200,6 +214,8 @@ class Buckets:
                 self._prefill[rows] = entry.name
             case Entry(EntryFamily.PREFILL, int(rows), int(length)):
                 self._static_prefill[rows, length] = entry.name
+            case Entry(EntryFamily.DRAFT, int(rows)):
+                self._drafts[rows] = entry.name
             case Entry(EntryFamily.DECODE_LOOP, int(rows)):
                 self._loops[rows] = entry.name
             case Entry(_, int(rows)) if not entry.takes_slabs:

@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.buckets import Shape
+from shortfin_apps.llm.components.invocation.hidden_rows import hidden_rows, is_first
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
-from shortfin_apps.llm.contract.abi import SamplingField
+from shortfin_apps.llm.contract.abi import NO_HIDDEN, SamplingField
 
 Array = npt.NDArray[Any]
 Fields = Callable[[Request], "array[int]"]  # of a request, by SamplingField
@@ -31,8 +32,9 @@ class LoopState:
     fields of each task.
     """
 
-    def __init__(self, upload: Callable[[Array], DeviceBuffer]) -> None:
+    def __init__(self, upload: Callable[[Array], DeviceBuffer], *, takes_hidden: bool = False) -> None:
         self._upload = upload
+        self._takes_hidden = takes_hidden
         self._rows: tuple[object, ...] | None = None  # what `_on_device` is for
         self._on_device: dict[str, DeviceBuffer] = {}
         self._from_table: DeviceBuffer | None = None  # `tokens`, if each is in the token table
@@ -66,16 +68,27 @@ class LoopState:
                 "positions": self._upload(padded([task.start_position for task in tasks], rows, -1)),
                 "sampling": self._upload(padded_sampling(self.sampling, rows)),
             }
+            if self._takes_hidden:
+                self._on_device["hidden_from"] = self._upload(hidden_rows(tasks, rows)["hidden_from"])
+            if self._has_first(tasks):
+                self._rows = None
         return {**self._on_device, "tokens": self._tokens(tasks, rows)}
 
     def keep(self, batch: Batch, call: Call) -> None:
-        """Keep the call of a batch for those that follow it; `tokens` must be its first argument."""
-        self._series, self._call = batch.series, call
+        """Keep the call of a batch for those that follow it; `tokens` must be its first argument.
+
+        Not for a model with a draft layer if a task is the first of its lease: the next one is not.
+        """
+        self._series = None if self._has_first(batch.tasks) else batch.series
+        self._call = call
         self._next_start = batch.tasks[0].seq_len
 
     def forget(self) -> None:
         """Upload everything again for the next launch: a failed one may not have advanced the positions."""
         self._rows = self._series = None
+
+    def _has_first(self, tasks: Sequence[LlmTaskInput]) -> bool:
+        return self._takes_hidden and any(is_first(task) for task in tasks)
 
     def _tokens(self, tasks: Sequence[LlmTaskInput], rows: int) -> DeviceBuffer:
         token_ids = [task.token_ids[0] for task in tasks]
@@ -112,4 +125,5 @@ def padding_state(rows: int) -> dict[str, Array]:
         "slots": np.full(rows, -1, np.int64),
         "positions": np.full(rows, -1, np.int64),
         "sampling": np.zeros((len(SamplingField), rows), np.int64),
+        "hidden_from": np.full(rows, NO_HIDDEN, np.int64),
     }

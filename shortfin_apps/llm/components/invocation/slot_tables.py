@@ -1,8 +1,9 @@
-"""The device's tables by slot (abi.py): the last token of each running request, and counts of its tokens.
+"""The device's tables by slot (abi.py).
 
-The device updates both when it draws a token. The host only remembers which tokens are counted. It passes
-all counts of a row to a draw if the table has others: at the first draw of a request, after tokens that the
-device did not draw, and after a failure.
+They have the last token of each running request, counts of its tokens and, for a draft layer, its last hidden
+states (hidden_rows.py). The device updates the first two when it draws a token. The host only remembers which
+tokens are counted. It passes all counts of a row to a draw if the table has others: at the first draw of a
+request, after tokens that the device did not draw, and after a failure.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, EntrySignature, TensorType
-from shortfin_apps.llm.contract.abi import Entry, Layout, argument_names
+from shortfin_apps.llm.contract.abi import Entry, Layout, argument_names, hidden_row
 
 Entries = Mapping[str, EntrySignature]
-SLOT_TABLES = ("last_tokens", "counts")  # argument names
+SLOT_TABLES = ("last_tokens", "counts")  # argument names of those that draws update
 
 
 def table_bytes(entries: Entries, num_slots: int) -> int:
@@ -80,14 +81,19 @@ def counts_before(task: LlmTaskInput) -> TokenCounts:
 
 
 def _table_types(entries: Entries, num_slots: int) -> dict[str, TensorType]:
-    """Return the types of the tables, by argument name; there are counts if an entry takes them."""
+    """Return the types of the tables, by argument name; the last two if an entry takes them."""
     types = {"last_tokens": TensorType((num_slots,), np.dtype(np.int64))}
     for name, signature in entries.items():
         entry = Entry.parse(name)
-        if entry is not None and entry.layout() is Layout.ADJUSTED_SAMPLE and signature.arguments is not None:
+        if entry is None or signature.arguments is None:
+            continue
+        if entry.layout() is Layout.ADJUSTED_SAMPLE:
             arguments = dict(zip(argument_names(entry.layout()), signature.arguments, strict=True))
             counts = arguments["counts"]
             types["counts"] = TensorType((num_slots, counts.shape[-1]), counts.dtype)
+        elif entry.layout() is Layout.DRAFT:
+            hidden = next(each for each in signature.arguments if each.dtype == np.float32)  # before slabs
+            types["hidden_states"] = TensorType((hidden_row(num_slots, 0), hidden.shape[-1]), hidden.dtype)
     return types
 
 

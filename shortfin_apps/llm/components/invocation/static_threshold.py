@@ -27,6 +27,7 @@ def with_static_threshold(program: Program, threshold: int | None) -> Program:
         if (entry := Entry.parse(name)) is not None
         and entry.bucket_tokens is not None
         and entry.bucket_tokens > threshold
+        and entry.family is not EntryFamily.DRAFT  # no dynamic entry drafts
     }
     kept = {name: each for name, each in program.entries.items() if name not in off}
     if not _has_packed_extend(kept) and (needed := _without_substitute(off.values(), kept)):

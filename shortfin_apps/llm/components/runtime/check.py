@@ -76,6 +76,7 @@ def _expected_arguments(
         has_prefill_position=config.has_prefill_position,
         has_windows=config.has_window_table,
         takes_followers=signature.takes_followers,
+        takes_hidden=signature.takes_hidden,
     )
     expected = {
         name: TensorType(shape, MLIR_DTYPES[ARGUMENT_TYPES.get(name, "i64")])

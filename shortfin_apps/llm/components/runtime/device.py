@@ -54,6 +54,7 @@ class EntrySignature:
     and a workspace of this size after the arguments, and the entry returns nothing. `resident_workgroups`: if
     not None, the layers are one launch of as many workgroups, which must all run at the same time.
     `takes_followers`: an `extend` that computes several rows of one request in layers with a state, too.
+    `takes_hidden`: an entry of a model with a draft layer.
     """
 
     name: str
@@ -63,6 +64,7 @@ class EntrySignature:
     workspace_bytes: int | None = None
     resident_workgroups: int | None = None
     takes_followers: bool = False
+    takes_hidden: bool = False
 
     @property
     def is_one_launch(self) -> bool:

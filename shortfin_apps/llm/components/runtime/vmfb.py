@@ -26,6 +26,7 @@ from shortfin_apps.llm.contract.abi import (
     ONLY_DISPATCHES,
     RESIDENT_WORKGROUPS,
     TAKES_FOLLOWERS,
+    TAKES_HIDDEN,
     WORKSPACE_BYTES,
     WORKSPACE_QUERY_SUFFIX,
 )
@@ -169,5 +170,6 @@ def _export(module: Any, function: str) -> Export:
         workspace_bytes,
         resident_workgroups=None if resident is None else int(resident),
         takes_followers=reflection.get(TAKES_FOLLOWERS) == "true",
+        takes_hidden=reflection.get(TAKES_HIDDEN) == "true",
     )
     return Export(function, is_async, signature)

@@ -36,6 +36,12 @@ class Computed:
     problem: str | None = None
     bits: bytes = b""
     is_drawn: bool = False
+    is_draft: bool = False  # by a draft layer, which predicts another token
+
+    @property
+    def place(self) -> tuple[bool, int, int]:
+        """What all entries compute with the same bits."""
+        return self.is_draft, self.prompt, self.position
 
     @property
     def key(self) -> tuple[str, int, int, int]:

@@ -38,7 +38,12 @@ from shortfin_apps.llm.contract.abi import (
     EntryFamily,
     Layout,
 )
-from shortfin_apps.llm.contract.self_test_file import DECODE_STEPS, SelfTestFile, TestLayout
+from shortfin_apps.llm.contract.self_test_file import (
+    DECODE_STEPS,
+    ExpectedLogits,
+    SelfTestFile,
+    TestLayout,
+)
 
 Array = npt.NDArray[Any]
 
@@ -47,6 +52,7 @@ _ORDER = (
     Layout.PREFILL,
     Layout.PACKED,
     Layout.DECODE,
+    Layout.DRAFT,
     Layout.LOOP,
     *ROW_LAYOUTS,
 )
@@ -79,6 +85,7 @@ class EntryRuns:
             Layout.PREFILL: self._prefill,
             Layout.PACKED: self._extend,
             Layout.DECODE: self._decode,
+            Layout.DRAFT: self._draft,
             Layout.LOOP: self._loop,
             Layout.SAMPLE: self._sample,
             Layout.ADJUSTED_SAMPLE: self._adjusted_sample,
@@ -144,6 +151,19 @@ class EntryRuns:
             if tasks:
                 wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, widest(tasks))
                 yield self._run(wide, EntryFamily.DECODE, tasks)
+
+    def _draft(self, shape: Shape) -> Generator[list[Computed]]:
+        """Run the draft layer after prefixes, without the hidden states of their last tokens."""
+        self.rows = self._pages.decoding(shape.rows, self._layout.bases)
+        tasks = [row.decode for row in self.rows]
+        if tasks:
+            wide = Shape(shape.entry, shape.layout, shape.rows, shape.tokens, widest(tasks))
+            result = self._runner.run_as(wide, Batch(EntryFamily.DRAFT, tuple(tasks)))
+            found = [
+                self._compared(shape.entry, index, self._file.prompts[row.prompt].draft_at(row.start), result)
+                for index, row in enumerate(self.rows)
+            ]
+            yield [replace(each, is_draft=True) for each in found if each is not None]
 
     def _extend(self, shape: Shape) -> Generator[list[Computed]]:
         """Run decodes and whole prompts in one invocation, as many as the entry takes.
@@ -289,14 +309,20 @@ class EntryRuns:
         return [
             computed
             for index, task in enumerate(tasks)
-            if (computed := self._compared(shape.entry, index, task, result)) is not None
+            if (computed := self._compared(shape.entry, index, self._expected(index, task), result))
+            is not None
         ]
 
-    def _compared(self, entry: str, index: int, task: LlmTaskInput, result: BatchResult) -> Computed | None:
-        prompt = self.rows[index].prompt
-        expected = self._file.prompts[prompt].at(task.seq_len - 1)
+    def _expected(self, index: int, task: LlmTaskInput) -> ExpectedLogits | None:
+        return self._file.prompts[self.rows[index].prompt].at(task.seq_len - 1)
+
+    def _compared(
+        self, entry: str, index: int, expected: ExpectedLogits | None, result: BatchResult
+    ) -> Computed | None:
+        """Compare row `index`; None if the file has no logits to compare it with."""
         if expected is None:
             return None
+        prompt = self.rows[index].prompt
         row = result.row(index, with_logits=True)
         assert row.logits is not None, "asked for"
         return compare_row(entry, index, prompt, expected, self._file, row.logits, row.values, row.token_ids)

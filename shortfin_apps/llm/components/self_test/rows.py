@@ -44,6 +44,7 @@ class Row:
             GenerateCall(request_id=SALT, prompt_token_ids=tuple(self.token_ids[: start + 1]), params=_GREEDY)
         )
         request.lease, request.num_computed = self.lease, start
+        request.slot = -1  # rows of one invocation would share another slot's hidden states
         tokens = self.token_ids[start:stop]
         return LlmTaskInput(request, tokens, start, stop, self.lease.page_ids, self.lease.window_page_ids)
 

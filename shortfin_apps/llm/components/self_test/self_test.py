@@ -107,13 +107,13 @@ class Outcome:
 
         Entries without such a row are left out.
         """
-        seen: dict[tuple[int, int], Counter[bytes]] = {}
+        seen: dict[tuple[bool, int, int], Counter[bytes]] = {}
         for row in self._of_logits():
-            seen.setdefault((row.prompt, row.position), Counter())[row.bits] += 1
+            seen.setdefault(row.place, Counter())[row.bits] += 1
         usual = {at: counts.most_common(1)[0][0] for at, counts in seen.items()}
         found: dict[str, Computed] = {}
         for row in self._of_logits():
-            if row.bits != usual[row.prompt, row.position]:
+            if row.bits != usual[row.place]:
                 found.setdefault(row.entry, row)
         return found
 

@@ -1,24 +1,31 @@
 """Models with latent attention: DeepSeek-V2 (arXiv:2405.04434), V3 (arXiv:2412.19437) and their variations.
 
 All layers but the first ones have routed experts and a shared one. V3, Moonlight, Kimi K2 and GLM-4.7-Flash
-score experts by a sigmoid and choose them with a bias. Layers of a draft model (MTP) are not built.
+score experts by a sigmoid and choose them with a bias.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from shortfin_apps.llm.model.draft_layer import DraftLayer
 from shortfin_apps.llm.model.expert_scores import ExpertScores
 from shortfin_apps.llm.model.families import llama
 from shortfin_apps.llm.model.families.family import Config, Family
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.latent_attention import LatentAttention
 from shortfin_apps.llm.model.rope import YarnScaling, yarn_attention_factor
-from shortfin_apps.llm.model.spec import Layer
+from shortfin_apps.llm.model.spec import Layer, ModelSpec
 
 
 def layer(config: Config, number: int) -> Layer:
     return attention(config), feed_forward(config, number)
+
+
+def draft_layer(spec: ModelSpec) -> DraftLayer:
+    """Return the draft layer, which is like the last layer with routed experts, if there is one."""
+    routed = (each for each in reversed(spec.layers) if isinstance(each[-1], MoE))
+    return DraftLayer(blocks=next(routed, spec.layers[-1]), keeps_normed=False)
 
 
 def attention(config: Config) -> LatentAttention:
@@ -111,6 +118,7 @@ DEEPSEEK2 = Family(
         "mlp.shared_experts.down_proj": "ffn_down_shexp",
     },
     has_draft_layers=True,
+    draft=draft_layer,
 )
 DEEPSEEK3 = replace(
     DEEPSEEK2,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from shortfin_apps.llm.model.attention import Attention, QueryScaling
+from shortfin_apps.llm.model.draft_layer import DraftLayer
 from shortfin_apps.llm.model.latent_attention import LatentAttention
 from shortfin_apps.llm.model.layer_inputs import LayerInputs
 from shortfin_apps.llm.model.operations import Activation
@@ -137,7 +138,7 @@ class Config(BaseModel):
     linear_value_head_dim: Size = 128
     linear_num_key_heads: Size = 16
     linear_num_value_heads: Size = 32
-    mtp_num_hidden_layers: NonNegativeInt | None = None  # layers of a draft model, which are not built
+    mtp_num_hidden_layers: NonNegativeInt | None = None  # draft layers
 
     @property
     def head_size(self) -> int:
@@ -227,7 +228,7 @@ class Gguf:
 class Family:
     """A family of models: its layers, its configuration fields, and its names in files.
 
-    `names`, `ignored`, `norms_from_zero` and `stacks_experts` describe the tensors of Hugging Face files;
+    `names`, `norms_from_zero` and `stacks_experts` describe the tensors of Hugging Face files;
     `gguf` describes GGUF files.
     """
 
@@ -241,8 +242,8 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # for fields that `config.json` lacks
     activations: Mapping[str, Activation] = field(default_factory=ACTIVATIONS.copy)  # others are refused
     names: Mapping[str, str] = field(default_factory=dict)  # tensor names -> ours, in addition to Llama's
-    ignored: tuple[str, ...] = ()  # prefixes of names of tensors that are not built
-    has_draft_layers: bool = False  # layers after the last one are of a draft model, and are not built
+    has_draft_layers: bool = False  # files may have draft layers, numbered after the last layer or as `mtp.`
+    draft: Callable[[ModelSpec], DraftLayer] | None = None  # the first of these; None: none is built
     norms_from_zero: bool = False  # norms multiply by 1 + weight
     stacks_experts: ExpertStack | None = None  # one tensor may have a projection of all experts of a layer
     scales_embedding: bool = False  # multiplies embeddings by the square root of `hidden_size`

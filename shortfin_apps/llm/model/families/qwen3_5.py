@@ -10,11 +10,12 @@ from dataclasses import replace
 
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.draft_layer import DraftLayer
 from shortfin_apps.llm.model.families import llama
 from shortfin_apps.llm.model.families.family import Config, ExpertStack, Family, Gguf
 from shortfin_apps.llm.model.families.qwen3 import SPARSE
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
-from shortfin_apps.llm.model.spec import Layer
+from shortfin_apps.llm.model.spec import Layer, ModelSpec
 
 FIELDS = {
     *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
@@ -22,7 +23,7 @@ FIELDS = {
     *("attn_output_gate", "partial_rotary_factor", "mtp_num_hidden_layers"),
 }
 EXPERTS = llama.EXPERTS | {"shared_expert_intermediate_size"}
-# The dtype of states (always f32 here), and a property of the draft model (not built).
+# The dtype of states (always f32 here), and whether draft layers have their own embedding.
 HARMLESS = {"mamba_ssm_dtype", "mtp_use_dedicated_embeddings"}
 NAMES = {
     "linear_attn.in_proj_qkv": "attn_qkv",
@@ -53,6 +54,11 @@ def qwen3_next_layer(config: Config, number: int) -> Layer:
     # llama.cpp's converter splits the fused tensor: q, k and v in one, the gates in another.
     net = replace(delta_net(config), fused_inputs=not config.in_gguf, fused_rates=True)
     return net if config.has_state(number) else attention(config, number), feed_forward(config, number)
+
+
+def draft_layer(spec: ModelSpec) -> DraftLayer:
+    """Return the draft layer, which is like the layers with attention."""
+    return DraftLayer(blocks=next(layer for layer in spec.layers if isinstance(layer[0], Attention)))
 
 
 def delta_net(config: Config) -> DeltaNet:
@@ -91,7 +97,8 @@ QWEN3_NEXT = Family(
         "shared_expert_intermediate_size": 512,
     },
     names=NAMES,
-    ignored=("mtp.",),
+    has_draft_layers=True,
+    draft=draft_layer,
     norms_from_zero=True,
     gguf=Gguf(names={"post_attention_norm": "ffn_norm"}),
 )

@@ -28,12 +28,23 @@ def forward(
     before `tokens`; None: the sequence starts at position 0. With `has_quantised_cache`, K and V of `tokens`
     are rounded to 8 bits by `quantised_heads`.
     """
+    hidden = hidden_states(spec, weights, tokens, past, has_quantised_cache)
+    return capped(hidden @ weights[spec.head_weight].T, spec.logit_cap)
+
+
+def hidden_states(
+    spec: ModelSpec,
+    weights: Weights,
+    tokens: npt.NDArray[np.int64],
+    past: Sequence[F32] | None = None,
+    has_quantised_cache: bool = False,
+) -> F32:
+    """Compute the input of the head [tokens, hidden]; the arguments are those of `forward`."""
     x, carried = begin(spec, weights, lambda table: weights[table][tokens])
     for layer in range(len(spec.layers)):
         before = None if past is None else past[layer]
         x, _ = run_layer(spec, layer, weights_of(weights, layer), x, carried, before, has_quantised_cache)
-    logits = normed(spec, x, weights["output_norm.weight"]) @ weights[spec.head_weight].T
-    return capped(logits, spec.logit_cap)
+    return normed(spec, x, weights["output_norm.weight"])
 
 
 def begin(spec: ModelSpec, weights: Weights, rows: Callable[[str], F32]) -> tuple[F32, Carried]:
@@ -82,6 +93,6 @@ def run_layer(
         past=past,
         has_quantised_cache=has_quantised_cache,
     )
-    for block in spec.layers[layer]:
+    for block in spec.all_layers[layer]:
         x = x + block.compute(x, its)
     return x, its.cached

@@ -102,6 +102,7 @@ def _arguments(signature: EntrySignature, entry: Entry | None, config: ModelConf
             has_prefill_position=config.has_prefill_position,
             has_windows=config.has_window_table,
             takes_followers=signature.takes_followers,
+            takes_hidden=signature.takes_hidden,
         )
         if entry.takes_slabs:
             has_one = len(config.slabs) == 1

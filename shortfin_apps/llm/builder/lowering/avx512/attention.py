@@ -56,9 +56,11 @@ class Bf16Attention(Kernels):
     """
 
     def attend(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
-        if batch.chunk == 1:
+        if batch.chunk == 1 and not operation.only_stores:
             return self._decode(e, operation, qkv, batch)
         q = self._rope_store(e, operation, qkv, batch)
+        if operation.only_stores:
+            return e.reshape(q, (batch.tokens, operation.block.q_features))
         geometry = self._geometry(operation.block, batch)
         kernel = self._render("avx512/paged_attention", kernel_name("paged_attention", geometry), g=geometry)
         workload, constants = token_grid(e, operation.layer, batch, _LANES)

@@ -45,6 +45,8 @@ class VectorAttention(Kernels):
 
     def attend(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
         q = self._rope_store(e, operation, qkv, batch)
+        if operation.only_stores:
+            return q
         geometry = self._geometry(operation.block, batch)
         name = "paged_attention" if geometry.window is None else "windowed_attention"
         kernel = self._render("cpu/paged_attention", name, g=geometry)

@@ -40,9 +40,11 @@ class CpuLatentAttention(Kernels):
         if part.rotation not in batch.rotaries:
             batch.rotaries[part.rotation] = emit_unrotated(e, part.rotation, batch.tokens)
         batch.rotation = part.rotation  # q and the key are rotated already
-        attend = Attend("qkv", "attended", operation.layer, part)
+        attend = Attend("qkv", "attended", operation.layer, part, only_stores=operation.only_stores)
         qs = (e.part(q, 1, first, part.heads) for first in range(0, block.heads, part.heads))
         qkvs = [_joined(e, block, each, key) for each in qs]
+        if operation.only_stores:
+            return self._attention.attend(e, attend, qkvs[0], batch)
         outs = [self._attention.attend(e, attend, qkv, batch) for qkv in qkvs]
         return _latents(e, block, outs, batch)
 

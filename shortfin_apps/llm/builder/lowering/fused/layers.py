@@ -85,7 +85,8 @@ class FusedLayers:
 
     def _is_fused(self, operation: Operation, values: Values) -> bool:
         if isinstance(operation, Attend):
-            return self.attention is not None and values.batch.chunk == 1
+            attends = self.attention is not None and values.batch.chunk == 1
+            return attends and not operation.only_stores
         return isinstance(operation, Norm | Linear | GatedLinear)
 
     def lower(self, e: Emitter, run: Sequence[Operation], values: Values, results: Sequence[str]) -> None:

@@ -58,6 +58,8 @@ def attend_latent(c: LoweringContext, e: Emitter, operation: AttendLatent, value
     else:
         key = e.elementwise("td", ("td", key.shape, options.kv), [(key, "td")], yield_as("%a", options.kv))
     write_rows(e, batch, key, operation.layer, 0, stride)
+    if operation.only_stores:
+        return e.reshape(q, (batch.tokens, block.heads * block.key_dim))
     cache = cache_rows(e, batch, row, stride)
     scales = scales_of(e, cache) if options.kv == "q8_0" else None
     plane = CachePlane(

@@ -111,7 +111,8 @@ class LinalgOperations(Kernels):
         return gated(e, gate, up, activation, self._options.activations)
 
     def attend(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
-        return self._attention(e, operation, self._rope_store(e, operation, qkv, batch), batch)
+        q = self._rope_store(e, operation, qkv, batch)
+        return q if operation.only_stores else self._attention(e, operation, q, batch)
 
     def _rope_store(self, e: Emitter, operation: Attend, qkv: Tensor, batch: Batch) -> Tensor:
         block, layer = operation.block, operation.layer

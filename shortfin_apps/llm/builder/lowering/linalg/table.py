@@ -11,6 +11,12 @@ from typing import Any
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, gated, yield_as
 from shortfin_apps.llm.builder.lowering.linalg.expert_scores import prefer_experts, score_experts
+from shortfin_apps.llm.builder.lowering.linalg.hidden_states import (
+    hidden_before,
+    join_hidden,
+    keep_hidden,
+    norm_hidden,
+)
 from shortfin_apps.llm.builder.lowering.linalg.latent_attention import (
     absorb_keys,
     attend_latent,
@@ -34,6 +40,7 @@ from shortfin_apps.llm.model.attention import (
     NormWhole,
     ScaleQueries,
 )
+from shortfin_apps.llm.model.draft_layer import HiddenBefore, JoinHidden, KeepHidden, NormHidden
 from shortfin_apps.llm.model.dual_experts import Zeros
 from shortfin_apps.llm.model.expert_scores import PreferExperts, ScoreExperts
 from shortfin_apps.llm.model.feed_forward import GateTokens
@@ -161,4 +168,8 @@ LOWERINGS: dict[type[Operation], Callable[[LoweringContext, Emitter, Any, Values
     AbsorbKeys: absorb_keys,
     AttendLatent: attend_latent,
     ExpandValues: expand_values,
+    NormHidden: norm_hidden,
+    HiddenBefore: hidden_before,
+    JoinHidden: join_hidden,
+    KeepHidden: keep_hidden,
 }

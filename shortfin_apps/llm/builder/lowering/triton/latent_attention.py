@@ -77,6 +77,8 @@ class TritonLatentAttention(Kernels):
         assert batch.slab.planes == 1, "the kernels read values from keys; the options name a CPU"
         made = self._launcher.launch(e, kernels.store(batch.slab, features), operands)
         batch.cache = made["cache"]
+        if operation.only_stores:
+            return made["q"]
         return launch_attention(
             e, self._launcher, kernels, made["q"], operation.layer, {"sinks": None}, batch
         )

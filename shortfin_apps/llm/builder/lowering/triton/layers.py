@@ -141,7 +141,12 @@ class TritonLayers:
     def _attend(
         self, e: Emitter, q: Tensor, run: Sequence[Operation], attention: Attend, batch: Batch
     ) -> Tensor:
-        """Attend with the rotated q, scaled if ScaleQueries is part of the run: both commute."""
+        """Attend with the rotated q, scaled if ScaleQueries is part of the run: both commute.
+
+        Return q itself if the operation only stores.
+        """
+        if attention.only_stores:
+            return q
         for operation in run:
             if isinstance(operation, ScaleQueries):
                 q = scale_queries(e, operation, q, batch)

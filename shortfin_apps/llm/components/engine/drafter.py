@@ -1,0 +1,161 @@
+"""Drafters: models or layers that draft tokens in rounds, which the main model verifies (speculation.py).
+
+A round is one invocation for all requests that get drafts: it computes one token of each, and samples the
+next one with the request's own random numbers. A drafter never ends a request. If it cannot draft for a
+request, the request is decoded without drafts. If an invocation fails, no request gets drafts in this step;
+after MAX_FAILURES consecutive failures, the drafter stays off.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.kvcache.cache import KVCache
+from shortfin_apps.llm.components.request.request import Request, State
+from shortfin_apps.llm.components.sampling.candidates import Candidates
+from shortfin_apps.llm.components.sampling.sampler import drafted_token
+from shortfin_apps.llm.components.speculation.acceptance import Rate
+from shortfin_apps.llm.contract.errors import DeviceLostError
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 3  # consecutive
+PRIOR = 0.8  # acceptance rate before any observation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOptions:
+    """Options of a drafter.
+
+    `max_tokens`: maximum drafted tokens per request and step. `max_seq_len`: the drafter's context length.
+    `vocab_size`: the main model's vocabulary; other token IDs are not proposed (None: no limit).
+    `round_cost`: cost of a round, relative to reading the main model's weights once (acceptance.py).
+    """
+
+    max_tokens: int
+    max_seq_len: int
+    vocab_size: int | None
+    round_cost: float
+
+
+class Drafter(ABC):
+    """Drafts tokens for an engine's requests, on the engine's thread, with invocations of `runner`.
+
+    `cache` leases the pages that these write.
+    """
+
+    NAME: ClassVar[str]  # for log lines
+
+    def __init__(self, runner: BatchRunner, cache: KVCache, options: DraftOptions) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._options = options
+        self._rates: dict[Request, Rate] = {}
+        self._rate = Rate(PRIOR)  # over all requests; initial rate of new ones
+        self._failures = 0  # consecutive
+        self.device_s = 0.0  # total seconds spent in the drafter's invocations
+
+    @property
+    def round_cost(self) -> float:
+        return self._options.round_cost
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the drafter stays off after too many consecutive failures."""
+        return self._failures >= MAX_FAILURES
+
+    def num_worth(self, request: Request, least: float, most: int) -> int:
+        """Return how many tokens to draft: at most `most`, each accepted with a probability above `least`."""
+        left = self._options.max_seq_len - len(request.token_ids)
+        most = 0 if self.has_given_up else min(most, left, self._options.max_tokens)
+        if most <= 0:
+            return 0
+        rate = self._rates.get(request, self._rate)
+        count = rate.num_worth(least, most)
+        if not count:
+            rate.pass_over()
+        return count
+
+    def draft(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
+        """Draft up to the `wanted` number of tokens for each request; requests without drafts are omitted.
+
+        Callers must have reserved pages of the main model for the wanted tokens.
+        """
+        self.forget_ended()
+        began_s = self._runner.device_s
+        try:
+            self._runner.clear_suspects(self._cache)
+            drafted = self._rounds(wanted)
+        except Exception as error:  # the runtimes have no common exception
+            self._failures = MAX_FAILURES if isinstance(error, DeviceLostError) else self._failures + 1
+            self._fail()
+            left = "it is not used any more" if self.has_given_up else "requests go on without drafts"
+            logger.error("an invocation of the %s failed, %s: %s", self.NAME, left, error, exc_info=error)
+            return {}
+        finally:
+            self.device_s += self._runner.device_s - began_s
+        self._failures = 0
+        return drafted
+
+    def observe(self, request: Request, num_proposed: int, num_accepted: int) -> None:
+        """Record how many of the first `num_proposed` tokens of the request's last draft were accepted."""
+        self._rate.observe(num_proposed, num_accepted)
+        if (rate := self._rates.get(request)) is not None:
+            rate.observe(num_proposed, num_accepted)
+
+    def forget_ended(self) -> None:
+        """Forget requests that no longer run."""
+        for request in [r for r in self._rates if r.state is not State.RUNNING]:
+            del self._rates[request]
+
+    @abstractmethod
+    def flush_cache(self) -> None:
+        """Free all pages of the drafter that are cached for prefix sharing but not leased."""
+
+    def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
+        for request in wanted:
+            self._rates.setdefault(request, Rate(PRIOR, self._rate.value))
+        drafted = self._first_round(wanted)
+        for number in range(1, max(wanted.values(), default=0)):
+            going = [r for r, tokens in drafted.items() if len(tokens) == number < wanted[r]]
+            if not going:
+                break
+            tasks = [self._task(r, drafted[r][-1:], len(r.token_ids) + number - 1) for r in going]
+            for request, row in zip(going, self._run(tasks), strict=True):
+                if self._is_finite(request, row):
+                    drafted[request] += self._next(request, row, number)
+        return drafted
+
+    def _next(self, request: Request, row: Candidates, num_ahead: int) -> list[int]:
+        """Return a list of the token that `row` yields; empty if the main model's vocabulary lacks the token.
+
+        `num_ahead` is the number of tokens drafted before.
+        """
+        token_id, vocab_size = drafted_token(row, request, num_ahead), self._options.vocab_size
+        return [token_id] if vocab_size is None or token_id < vocab_size else []
+
+    @abstractmethod
+    def _first_round(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
+        """Draft one token for each request that gets drafts."""
+
+    @abstractmethod
+    def _task(self, request: Request, token_ids: Sequence[int], start: int) -> LlmTaskInput:
+        """Create a task of these tokens at `start`, with the pages that the drafter writes."""
+
+    @abstractmethod
+    def _run(self, tasks: Sequence[LlmTaskInput]) -> list[Candidates]:
+        """Compute the tasks, and return a row for each."""
+
+    @abstractmethod
+    def _is_finite(self, request: Request, row: Candidates) -> bool:
+        """Return whether the row can be used."""
+
+    @abstractmethod
+    def _fail(self) -> None:
+        """Forget what a failed invocation may have damaged."""

@@ -1,0 +1,119 @@
+"""Small models with draft layers: what all entries store for the layer, and what it drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from shortfin_apps.llm.contract.abi import hidden_row
+from shortfin_apps.llm.model.draft_layer import DraftLayer
+from shortfin_apps.llm.model.reference.draft import draft, hidden_before
+from shortfin_apps.llm.model.reference.forward import hidden_states
+from shortfin_apps.llm.model.spec import BuildOptions
+from tests.builder.compiled_model import HYBRID, LATENT, TINY, CompiledModel
+
+F32 = npt.NDArray[np.float32]
+
+STRIDE = 4
+OPTIONS = BuildOptions(
+    weights="f32",
+    kv="f32",
+    prefill_batch_sizes=(2,),
+    decode_batch_sizes=(2,),
+    top_k=4,
+    block_seq_stride=STRIDE,
+)
+DRAFTING = replace(HYBRID, draft=DraftLayer(blocks=HYBRID.layers[1]))
+PLAIN = replace(TINY, draft=DraftLayer(blocks=TINY.layers[1], keeps_normed=False))
+OF_LATENTS = replace(LATENT, draft=DraftLayer(blocks=LATENT.layers[1], keeps_normed=False))
+TOKENS = (np.arange(1, 30) * 37) % HYBRID.vocab_size
+PAGE_IDS = np.array([[7, 3, 9, 1, 8, 2, 5, 4], [11, 12, 13, 14, 15, 16, 17, 18]])
+ROUNDS = 3
+
+
+def row(position: int) -> int:
+    return hidden_row(0, position)
+
+
+def prefill(model: CompiledModel, start: int, end: int, hidden_from: int) -> None:
+    tokens = np.zeros((2, -(-(end - start) // STRIDE) * STRIDE), np.int64)
+    tokens[0, : end - start] = TOKENS[start:end]
+    model.hidden_from, model.hidden_to = [hidden_from], [row(end - 1)]
+    model.prefill("prefill_bs2", tokens, np.array([start, 0]), np.array([end, 1]), PAGE_IDS)
+
+
+def decode(model: CompiledModel, position: int) -> None:
+    model.hidden_from, model.hidden_to = [row(position - 1)], [row(position)]
+    tokens, starts = np.array([[TOKENS[position]], [0]]), np.array([position, 0])
+    model.decode("decode_bs2", tokens, starts, PAGE_IDS)
+
+
+def extend(model: CompiledModel, start: int, end: int, hidden_from: Sequence[int]) -> None:
+    """Rows of one token each, in one invocation, each after the one before it."""
+    positions = np.arange(start, end)
+    model.hidden_from, model.hidden_to = hidden_from, [row(each) for each in range(start, end)]
+    model.extend(
+        "extend",
+        TOKENS[positions],
+        np.arange(len(positions)),
+        positions,
+        positions + 1,
+        PAGE_IDS[[0] * len(positions)],
+        followers=np.array([len(positions) - 1, *[-1] * (len(positions) - 1)]),
+    )
+
+
+def drafts(model: CompiledModel, position: int) -> list[F32]:
+    """The logits of each round, from the token at `position` on."""
+    found = []
+    for round_ in range(ROUNDS):
+        at = position + round_
+        model.hidden_from, model.hidden_to = [row(at - 1)], [row(at)]
+        tokens, starts = np.array([[TOKENS[at]], [0]]), np.array([at, 0])
+        found.append(model.draft("draft_bs2", tokens, starts, PAGE_IDS).logits[0])
+    return found
+
+
+def expected(model: CompiledModel, position: int, unknown: Sequence[int] = ()) -> list[F32]:
+    """As `drafts`; the hidden state before the tokens at `unknown` is 0."""
+    spec, weights = model.spec, model.weights
+    previous = hidden_before(hidden_states(spec, weights, TOKENS[: position + 1]))
+    previous[list(unknown)] = 0
+    logits, hidden, cached = draft(spec, weights, TOKENS[: position + 1], previous)
+    found = [logits[-1]]
+    past = np.stack([cached.keys, cached.values])
+    for at in range(position + 1, position + ROUNDS):
+        logits, hidden, cached = draft(spec, weights, TOKENS[at : at + 1], hidden[-1:], past)
+        past = np.concatenate([past, np.stack([cached.keys, cached.values])], axis=1)
+        found.append(logits[-1])
+    return found
+
+
+def check(model: CompiledModel, tolerance: float, position: int, unknown: Sequence[int] = ()) -> None:
+    for found, wanted in zip(drafts(model, position), expected(model, position, unknown), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def check_drafts(model: CompiledModel, tolerance: float) -> None:
+    """After chunks, decodes and rows that follow each other, over what earlier drafts have left."""
+    model.fill_cache(0xFF)
+    prefill(model, 0, 8, 0)
+    prefill(model, 8, 13, row(7))
+    check(model, tolerance, 13)
+    for position in range(13, 16):
+        decode(model, position)
+    check(model, tolerance, 16)  # over the keys and values of the drafts
+    extend(model, 16, 21, [row(15), -1, -1, -1, -1])
+    check(model, tolerance, 21)
+    check(model, tolerance, 19)  # as if two tokens had been rejected
+
+
+def check_unknown(model: CompiledModel, tolerance: float) -> None:
+    """As after pages of a cached prefix: rows of the table that were not named have NaN."""
+    model.fill_cache(0xFF)
+    prefill(model, 0, 8, 0)
+    prefill(model, 8, 14, 0)
+    check(model, tolerance, 14, unknown=[8])

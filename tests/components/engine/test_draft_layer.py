@@ -1,0 +1,154 @@
+"""A model that drafts with its own layer: the tokens are those without, whatever it drafts, and if it fails.
+
+The fake device checks which hidden state each row reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shortfin_apps.llm.components.speculation.options import SpeculationOptions
+from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT
+from tests.components.engine.test_speculation import MODES, PARAMS, PLACES, answers
+from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
+from tests.components.fake_device import fake_config
+from tests.components.forcing_grammar import Keys
+
+ALONE = SpeculationOptions(max_tokens=0, row_cost=0)
+EOS = frozenset({11})
+
+
+def counts(rig: Rig) -> tuple[int, int]:
+    found = rig.engine.stats().speculation
+    assert found is not None
+    return found.proposed, found.accepted
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    errs=st.floats(0, 1),
+    repeats=st.sampled_from([0, 0.6]),
+    requests=st.lists(
+        st.tuples(
+            st.integers(0, len(PARAMS) - 1), st.integers(1, 30), st.integers(1, 24), st.integers(0, 20)
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    lookup_tokens=st.sampled_from([0, 3]),
+    row_cost=st.sampled_from([0, 0.01, 0.1]),
+    mode=st.sampled_from(MODES),
+    place=st.sampled_from(PLACES),
+    depth=st.sampled_from([0, 1, 2]),
+    pages=st.sampled_from([16, 18, 64]),
+    states=st.booleans(),
+    prefix_cache=st.sampled_from(["none", "trie"]),
+    token_budget=st.sampled_from([8, 40]),
+    faults=st.lists(st.integers(0, 60), max_size=4),
+    spoiled=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=4),
+)
+def test_tokens_are_those_without(
+    errs: float,
+    repeats: float,
+    requests: list[tuple[int, int, int, int]],
+    lookup_tokens: int,
+    row_cost: float,
+    place: dict[str, Any],
+    pages: int,
+    states: bool,
+    faults: list[int],
+    spoiled: list[tuple[int, int]],
+    **options: Any,
+) -> None:
+    """Whether it is right always, never, or at times; in few pages, beside lookups, and when it fails."""
+    rng = np.random.default_rng(7)
+    stem = rng.integers(0, 4, 30).tolist()
+    calls = [
+        call(str(i), [*stem[:length]], max(count, PARAMS[kind].get("min_tokens", 0)), **PARAMS[kind])
+        for i, (kind, length, count, _) in enumerate(requests)
+    ]
+    options |= {"repeats": repeats, "eos": EOS, **place}
+    config = fake_config(pages=pages, states=states)
+    expected = answers(make_rig(config, **options), calls)
+    rig = make_rig(
+        config,
+        speculation=SpeculationOptions(max_tokens=lookup_tokens, row_cost=row_cost),
+        drafts=errs,
+        **options,
+    )
+    make_faulty(rig, faults, spoiled)
+    assert answers(rig, calls, [arrival for *_, arrival in requests]) == expected
+
+
+def make_faulty(rig: Rig, faults: list[int], spoiled: list[tuple[int, int]]) -> None:
+    """The drafts with those numbers fail, and of others a row is NaN."""
+    number, is_draft = 0, False
+
+    def before(entry: str) -> None:
+        nonlocal number, is_draft
+        is_draft = entry.startswith("draft")
+        number += is_draft
+        if is_draft and number in faults:
+            raise RuntimeError("broken")
+
+    rig.program.faults.before = before
+    rig.program.faults.spoil = lambda row: is_draft and (number, row) in spoiled
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_layer_that_drafts_what_is_chosen_is_always_right(
+    mode: str, place: dict[str, Any], states: bool
+) -> None:
+    """Beside others: no hidden state is unknown, but for the first token of a cached prefix."""
+    options: dict[str, Any] = {"mode": mode, "token_budget": 64, **place}
+    config = fake_config(pages=64, states=states)
+    calls = [call(str(i), [i, *PROMPT[:9]], 40) for i in range(3)]
+    plain = make_rig(config, **options)
+    rig = make_rig(config, speculation=ALONE, drafts=0.0, **options)
+    assert answers(rig, calls) == answers(plain, calls)
+    proposed, accepted = counts(rig)
+    assert proposed == accepted > 70
+    assert rig.engine.stats().steps < plain.engine.stats().steps / 2
+
+
+def test_as_many_tokens_as_the_table_has_rows_for_take_a_step() -> None:
+    rig = make_rig(
+        fake_config(pages=64), mode="extend-attention", token_budget=64, speculation=ALONE, drafts=0.0
+    )
+    answers(rig, [call("a", PROMPT[:9], 41)])
+    assert rig.engine.stats().steps == 1 + 40 // HIDDEN_PER_SLOT
+
+
+def test_all_requests_share_a_round() -> None:
+    rig = make_rig(
+        fake_config(pages=64), mode="extend-attention", token_budget=64, speculation=ALONE, drafts=0.0
+    )
+    answers(rig, [call(str(i), [i, *PROMPT[:9]], 4) for i in range(3)])
+    names = [name for name, _ in rig.program.calls]
+    assert names == ["extend", "draft_bs4", "draft_bs4", "extend"]
+
+
+def test_more_requests_than_the_largest_draft_has_rows_take_several() -> None:
+    config = fake_config(pages=64, decode=(2,))
+    rig = make_rig(config, mode="extend-attention", token_budget=64, speculation=ALONE, drafts=0.0)
+    calls = [call(str(i), [i, *PROMPT[:9]], 4) for i in range(3)]
+    plain = make_rig(config, mode="extend-attention", token_budget=64)
+    assert answers(rig, calls) == answers(plain, calls)
+    assert [name for name, _ in rig.program.calls].count("draft_bs2") == 4
+
+
+def test_forced_tokens_are_computed_before_a_draft() -> None:
+    """The hidden state of the last of them is not known, and drafts would overwrite the one before them."""
+    for length in range(1, 30):
+        calls = [call("a", [*range(length)], 20, output_grammar=Keys())]
+        options: dict[str, Any] = {"mode": "extend-attention", "token_budget": 64}
+        expected = answers(make_rig(fake_config(pages=64), **options), calls)
+        rig = make_rig(fake_config(pages=64), speculation=ALONE, drafts=0.0, **options)
+        assert answers(rig, calls) == expected

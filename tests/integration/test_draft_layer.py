@@ -1,0 +1,227 @@
+"""A model that drafts with its own layer: the answers are those without, to the bit.
+
+The layer's weights are random, so what it drafts is replaced by the known answers, wrong at a place that
+changes. What it would have drafted is compared with the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.builder.builder import build
+from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+from shortfin_apps.llm.components.batching.mode import BatchSettings
+from shortfin_apps.llm.components.engine.draft_layer import DraftLayer
+from shortfin_apps.llm.components.engine.drafter import MAX_FAILURES
+from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.runtime.open import Runtime
+from shortfin_apps.llm.components.sampling.candidates import Candidates
+from shortfin_apps.llm.contract.errors import ArtifactError, InvocationError
+from shortfin_apps.llm.model.reference.draft import draft, hidden_before
+from shortfin_apps.llm.model.reference.forward import hidden_states
+from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.serving.engine_settings import EngineSettings
+from tests.builder.golden_families import stored_weights
+from tests.integration.byte_models import write_byte_model
+from tests.integration.generation import open_engine
+from tests.integration.test_hybrid_speculation import answer
+from tests.integration.test_speculation import MODES, answers, calls
+from tests.runtimes import RUNTIMES
+
+pytestmark = pytest.mark.slow
+
+STRIDE = 16
+SIZES = (1, 4, 8)
+OPTIONS = BuildOptions(
+    weights="f32",
+    kv="f32",
+    context_length=256,
+    prefill_batch_sizes=(1, 2),
+    decode_batch_sizes=SIZES,
+    decode_loop_sizes=SIZES,
+    extend_sizes=(32,),
+    block_seq_stride=STRIDE,
+    top_k=8,
+)
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_model("qwen35", tmp_path_factory.mktemp("source"), drafts=True)
+
+
+@pytest.fixture(scope="module")
+def artifact(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return build(str(source), tmp_path_factory.mktemp("artefact") / "model", OPTIONS, QuietProgress())
+
+
+class Teller(DraftLayer):
+    """Drafts what follows in one of `texts`, but for one wrong token; keeps what the layer yields."""
+
+    texts: Sequence[Sequence[int]] = ()
+    rows: list[tuple[list[int], Candidates]] = []  # noqa: RUF012  (of one test)
+
+    def num_worth(self, request: Request, least: float, most: int) -> int:
+        return 0 if self.has_given_up else max(0, min(most, 1 + len(request.token_ids) % 7))
+
+    def _next(self, request: Request, row: Candidates, num_ahead: int) -> list[int]:
+        token_ids, length = list(request.token_ids), len(request.token_ids)
+        if not num_ahead:
+            self.rows.append((token_ids, row))
+        known = next((text for text in self.texts if text[:length] == token_ids), [])
+        is_wrong = num_ahead == length * 7 % 5
+        return [each ^ is_wrong for each in known[length + num_ahead :][:1]]
+
+
+@contextmanager
+def drafting(artifact: Artifact, texts: Sequence[Sequence[int]], **options: Any) -> Iterator[Engine]:
+    """An engine to which `texts` (prompts with answers) are drafted; some are accepted, some rejected."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shortfin_apps.llm.serving.speculative_loading.DraftLayer", Teller)
+        patch.setattr(Teller, "texts", texts)
+        patch.setattr(Teller, "rows", [])
+        with open_engine(artifact, EngineSettings(speculative="mtp", **options)) as engine:
+            yield engine
+            counts = engine.stats().speculation
+    assert counts is not None
+    assert 5 < counts.accepted < counts.proposed - 5
+
+
+def check(artifact: Artifact, **options: Any) -> None:
+    asked = calls(60)
+    with open_engine(artifact, EngineSettings(**options)) as engine:
+        expected = answers(engine, asked)
+    texts = [[*each.prompt_token_ids, *tokens] for each, (tokens, _) in zip(asked, expected, strict=True)]
+    with drafting(artifact, texts, **options) as engine:
+        assert answers(engine, asked) == expected
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+def test_answers_are_those_without(artifact: Artifact, runtime: Runtime, mode: BatchSettings) -> None:
+    check(artifact, runtime=runtime, batching=mode)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+def test_answers_are_those_without_where_requests_are_preempted(
+    artifact: Artifact, mode: BatchSettings, depth: int
+) -> None:
+    check(artifact, runtime="iree", batching=mode, pages=20, pipeline_depth=depth)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.5, "seed": 3}], ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+def test_answers_after_cached_pages_at_every_offset(
+    artifact: Artifact, mode: BatchSettings, params: dict[str, Any]
+) -> None:
+    """Prompts that end at each slot of a page, then the same with the answer and more: from cached pages."""
+    text, count = np.random.default_rng(5).integers(0, 256, 4 * STRIDE).tolist(), STRIDE + 3
+    turns = []
+    with open_engine(artifact, EngineSettings(runtime="iree", prefix_cache="none", batching=mode)) as engine:
+        for length in range(STRIDE, 2 * STRIDE + 3):
+            prompt = text[:length]
+            more: list[int]
+            for more in ([], text[length:]):
+                prompt = [*prompt, *more]
+                turns.append((prompt, answer(engine, prompt, count, **params)))
+                prompt = [*prompt, *turns[-1][1][0]]
+    texts = [[*prompt, *tokens] for prompt, (tokens, _) in turns]
+    with drafting(artifact, texts, runtime="iree", batching=mode) as engine:
+        for prompt, expected in turns:
+            assert answer(engine, prompt, count, **params) == expected, len(prompt)
+        assert engine.stats().cached_tokens > STRIDE * len(turns) // 2
+
+
+@pytest.mark.parametrize("pages", [None, 24], ids=["roomy", "preempted"])
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+def test_the_layer_drafts_what_the_reference_does(
+    source: Path, artifact: Artifact, mode: BatchSettings, pages: int | None
+) -> None:
+    """In the first round of each step, after accepted and rejected drafts: no hidden state is another's."""
+    options: dict[str, Any] = {"runtime": "iree", "batching": mode, "prefix_cache": "none", "pages": pages}
+    asked = calls(24)
+    with open_engine(artifact, EngineSettings(**options)) as engine:
+        expected = answers(engine, asked)
+    texts = [[*each.prompt_token_ids, *tokens] for each, (tokens, _) in zip(asked, expected, strict=True)]
+    with drafting(artifact, texts, **options) as engine:
+        answers(engine, asked)
+        rows = list(Teller.rows)
+    assert len(rows) > 30
+    model = HfDirectorySource(source)
+    weights = stored_weights(model)
+    for text in texts:
+        own = [(len(tokens), row) for tokens, row in rows if tokens == text[: len(tokens)]]
+        if not own:
+            continue
+        tokens = np.array(text)
+        logits, _, _ = draft(
+            model.spec, weights, tokens, hidden_before(hidden_states(model.spec, weights, tokens))
+        )
+        for length, row in own:
+            best = np.sort(logits[length - 1])[::-1][: len(row.values)]
+            np.testing.assert_allclose(row.values, best, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_hidden_states_that_are_not_finite_end_no_request(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DraftLayer, "round_cost", 0.0)
+    options: dict[str, Any] = {"runtime": "iree", "batching": MODES[1]}
+    asked = calls(20)
+    with open_engine(artifact, EngineSettings(**options)) as engine:
+        expected = answers(engine, asked)
+    with open_engine(artifact, EngineSettings(speculative="mtp", **options)) as engine:
+        runner = engine._runner
+        states = runner._slots.buffers["hidden_states"]
+        nan = np.full(states.shape, np.nan, np.float32)
+        step = engine.step
+
+        def spoiled() -> Any:
+            runner._slots.buffers["hidden_states"] = runner._device.upload(nan)
+            return step()
+
+        engine.step = spoiled  # type: ignore[method-assign]
+        assert answers(engine, asked) == expected
+        counts = engine.stats().speculation
+    assert counts is not None
+    assert counts.proposed == 0
+    assert counts.draft_model_s > 0, "nothing was asked of the layer"
+
+
+def test_a_layer_that_fails_costs_drafts_only(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"runtime": "iree", "batching": MODES[1]}
+    asked, failures = calls(20), []
+
+    def fail(*_: Any) -> None:
+        failures.append(1)
+        raise InvocationError("broken")
+
+    with open_engine(artifact, EngineSettings(**options)) as engine:
+        expected = answers(engine, asked)
+    monkeypatch.setattr(DraftLayer, "_run", fail)
+    monkeypatch.setattr(DraftLayer, "round_cost", 0.0)
+    with open_engine(artifact, EngineSettings(speculative="mtp", **options)) as engine:
+        assert answers(engine, asked) == expected
+    assert len(failures) == MAX_FAILURES
+
+
+def test_a_model_without_a_draft_layer_is_refused(source: Path, tmp_path: Path) -> None:
+    options = replace(OPTIONS, draft_layer=False)
+    plain = build(str(source), tmp_path / "artefact", options, QuietProgress())
+    with (
+        pytest.raises(ArtifactError, match="no draft layer, which `--speculative mtp` needs"),
+        open_engine(plain, EngineSettings(runtime="iree", speculative="mtp")),
+    ):
+        pass
