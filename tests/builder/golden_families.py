@@ -33,6 +33,7 @@ WITH_PAIRS = ("granite", "llama", "mistral3", "smollm3")
 ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "glm4_moe": "glm4moe",
     "glm4_moe_lite": "deepseek2",
     "gpt_oss": "gpt-oss",
     "ministral3": "mistral3",
@@ -134,6 +135,7 @@ class GoldenFamily:
             **_expert_keys(config),
             **_delta_net_keys(config),
             **_latent_keys(config),
+            **_score_keys(config),
             **({"attention.sliding_window": config["sliding_window"]} if has_window else {}),
             **{key: config[field] for key, field in SCALARS.items() if config.get(field)},
             **(other_keys or {}),
@@ -153,6 +155,10 @@ class GoldenFamily:
         tensors = {}
         whole = _with_stacked_experts(self.tensors)
         whole |= {name: gate[0] for name, gate in whole.items() if name.endswith(SHARED_GATE)}
+        correction = "e_score_correction"
+        whole = {
+            name.replace(f"{correction}_bias", f"{correction}.bias"): each for name, each in whole.items()
+        }
         if architecture == "deepseek2":
             whole = dict(_with_expansions_apart(self.config, whole))
         elif architecture == "qwen3next":
@@ -199,7 +205,7 @@ def _expert_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
 
 
 def _rotated_share(config: dict[str, Any]) -> float:
-    share: float = config.get("partial_rotary_factor") or _rope(config).get("partial_rotary_factor", 1.0)
+    share: float = _rope(config).get("partial_rotary_factor") or config.get("partial_rotary_factor", 1.0)
     return share
 
 
@@ -221,7 +227,6 @@ def _latent_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
     if "kv_lora_rank" not in config:
         return {}
     rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    dense = config.get("mlp_layer_types", []).count("dense")
     queries = {"attention.q_lora_rank": config["q_lora_rank"]} if config["q_lora_rank"] else {}
     return {
         **queries,
@@ -232,6 +237,15 @@ def _latent_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
         "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
         "attention.value_length_mla": config["v_head_dim"],
         "rope.dimension_count": rotated,
+    }
+
+
+def _score_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
+    """How experts are scored, in DeepSeek's models and GLM's."""
+    if "first_k_dense_replace" not in config:
+        return {}
+    dense = config.get("mlp_layer_types", []).count("dense")
+    return {
         "leading_dense_block_count": dense or config["first_k_dense_replace"],
         "expert_shared_count": config["n_shared_experts"],
         "expert_weights_scale": config["routed_scaling_factor"],
@@ -251,7 +265,7 @@ def _with_expansions_apart(config: dict[str, Any], tensors: dict[str, F32]) -> I
             yield name.replace("kv_b_proj", "k_b_proj"), np.ascontiguousarray(to_keys.swapaxes(1, 2))
             yield name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(to_values)
         else:
-            yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+            yield name, tensor
 
 
 def _with_tiled_heads(config: dict[str, Any], tensors: dict[str, F32]) -> Iterator[tuple[str, F32]]:

@@ -328,6 +328,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.8,
         },
     ),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 20,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "moe_intermediate_size": 32,
+            "num_experts_per_tok": 3,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.7,
+            "first_k_dense_replace": 1,
+            **rope("default", partial_rotary_factor=0.4),
+        },
+    ),
     "qwen3-bias": ("Qwen3", {"head_dim": 20, "attention_bias": True, "tie_word_embeddings": True}),
     "qwen35": (
         "Qwen3_5",

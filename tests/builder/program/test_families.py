@@ -50,6 +50,7 @@ COMPILED = (
     "deepseek2-groups",
     "deepseek3",
     "glm4-moe-lite",
+    "glm4-moe",
     "qwen35",
     "qwen35-moe",
     "qwen3-next",

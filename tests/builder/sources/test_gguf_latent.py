@@ -48,39 +48,17 @@ def test_scores_of_a_file_are_scaled_for_yarn(tmp_path: Path) -> None:
 
 
 def test_an_older_file_has_sizes_of_expanded_heads() -> None:
-    fields = latent_fields("x", KEYS, {})
+    fields = latent_fields("x", KEYS)
     newer = {"attention.key_length_mla": 192, "attention.value_length_mla": 128}
     latents = {"attention.key_length": 576, "attention.value_length": 512}
-    assert latent_fields("x", KEYS | latents | newer, {}) == fields
+    assert latent_fields("x", KEYS | latents | newer) == fields
     sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "q_lora_rank")
     assert [fields[name] for name in sizes] == [128, 64, 128, 512, None]
 
 
-@pytest.mark.parametrize(
-    ("keys", "names", "method"),
-    [
-        ({}, [], "greedy"),
-        ({"expert_group_count": 1}, [], "greedy"),
-        ({"expert_group_count": 8}, [], "group_limited_greedy"),
-        ({"expert_group_count": 8}, ["blk.3.exp_probs_b.bias"], "noaux_tc"),
-    ],
-)
-def test_a_bias_and_groups_say_how_experts_are_chosen(
-    keys: dict[str, int], names: list[str], method: str
-) -> None:
-    assert latent_fields("x", KEYS | keys, dict.fromkeys(names))["topk_method"] == method
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"attention.kv_lora_rank": None}, r"key `deepseek2\.attention\.kv_lora_rank` is missing"),
-        ({"expert_gating_func": 3}, "a router of kind 3"),
-    ],
-)
-def test_other_files_are_refused(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(BuildError, match=message):
-        latent_fields("x", KEYS | keys, {})
+def test_a_file_without_the_rank_is_refused() -> None:
+    with pytest.raises(BuildError, match=r"key `deepseek2\.attention\.kv_lora_rank` is missing"):
+        latent_fields("x", KEYS | {"attention.kv_lora_rank": None})
 
 
 def test_both_matrices_of_each_head_are_joined() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
+from shortfin_apps.llm.builder.sources.gguf_experts import EXPERT_KEYS, expert_fields, scores_experts
 from shortfin_apps.llm.builder.sources.gguf_latent import LATENT_KEYS, is_latent, latent_fields
 from shortfin_apps.llm.builder.sources.gguf_rope import ROPE_FIELDS, ropes
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
@@ -128,14 +129,16 @@ def _fields(
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "output_bias": "blk.0.attn_output.bias" in shapes,
         "mlp_bias": "blk.0.ffn_up.bias" in shapes,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
     }
     lacking = {
         "intermediate_size": features,  # files of mixtures of experts without dense layers may lack it
         "shared_expert_intermediate_size": features,
         "linear_value_head_dim": 4096,
     }
-    latent = latent_fields(where, keys, shapes) if is_latent(family) else {}
-    return {**lacking, **family.gguf.defaults, **given, **tensors, **latent, "in_gguf": True}
+    latent = latent_fields(where, keys) if is_latent(family) else {}
+    experts = expert_fields(where, keys, shapes) if scores_experts(family) else {}
+    return {**lacking, **family.gguf.defaults, **given, **tensors, **latent, **experts, "in_gguf": True}
 
 
 def _field(where: str, name: str, field: str, value: Any, layers: object) -> tuple[str, Any]:
@@ -154,7 +157,8 @@ def _field(where: str, name: str, field: str, value: Any, layers: object) -> tup
 def known_keys(family: Family) -> KnownFields:
     """Return the known keys, without the prefix `ARCHITECTURE.`, of files of this family."""
     own = {key for key, field in FIELDS.items() if field in family.fields}
-    return GGUF_MODEL.using(own | LATENT_KEYS if is_latent(family) else own)
+    own |= LATENT_KEYS if is_latent(family) else set()
+    return GGUF_MODEL.using(own | EXPERT_KEYS if scores_experts(family) else own)
 
 
 def check_keys(where: str, family: Family, metadata: Mapping[str, Any], accepted: Collection[str]) -> None:

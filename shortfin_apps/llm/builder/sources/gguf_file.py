@@ -60,7 +60,8 @@ from shortfin_apps.llm.model.families import OF_ARCHITECTURE
 from shortfin_apps.llm.model.families.family import Config, Family, Gguf
 from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
 
-_NOT_SHARED = ("embed_tokens", "shared_head_head")  # a draft layer's own, with which it is not built
+# A draft layer's embedding and head: copies of the model's in some families, otherwise its own.
+_DRAFT_VOCABULARY = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 
 
@@ -90,12 +91,14 @@ class GgufSource(ModelSource):
             config = self._read_config(family, shapes, accepted)
             self.spec = family.spec(model_name(whole_stem(path.stem)), config)
         prefix = f"blk.{len(self.spec.layers)}."
-        shares = not any(f"{prefix}nextn.{name}.weight" in shapes for name in _NOT_SHARED)
+        vocabulary = [prefix + name for name in _DRAFT_VOCABULARY]
+        shares = family.copies_vocabulary or not any(name in shapes for name in vocabulary)
         if family.draft and shares and f"{prefix}{PROJECTION}" in shapes:
             self.spec = replace(self.spec, draft=family.draft(self.spec))
         check_spec(self._where, self.spec)
         self._num_drafts = config.mtp_num_hidden_layers or 0
-        shapes = {n: s for n, s in shapes.items() if n not in FACTORS and not self._is_left_out(n)}
+        unread = (*FACTORS, *vocabulary)
+        shapes = {n: s for n, s in shapes.items() if n not in unread and not self._is_left_out(n)}
         check_tensors(self._where, self.spec, shapes)
         self._check_types()
         check_lists(self._where, self._vocabulary, self.spec.vocab_size)

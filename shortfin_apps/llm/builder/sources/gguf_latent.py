@@ -7,20 +7,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from shortfin_apps.llm.builder.sources.base import Array, unsupported
+from shortfin_apps.llm.builder.sources.base import Array
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families.family import Family
 
-# Keys without the prefix `ARCHITECTURE.` that only these models use, or use in another way than others.
+# Keys without the prefix `ARCHITECTURE.` that only these models use.
 LATENT_KEYS: Final = frozenset(
     {
-        *("attention.q_lora_rank", "attention.kv_lora_rank", "leading_dense_block_count"),
+        *("attention.q_lora_rank", "attention.kv_lora_rank"),
         *("attention.key_length_mla", "attention.value_length_mla"),
-        *("expert_shared_count", "expert_weights_scale", "expert_weights_norm", "expert_gating_func"),
-        *("expert_group_count", "expert_group_used_count"),
     }
 )
-_SCORES = {0: "softmax", 1: "softmax", 2: "sigmoid"}  # by `expert_gating_func`; 0: the default
 _LOG_MULTIPLIER = 0.1  # llama.cpp's converter multiplies `mscale_all_dim` by it for these models only
 _EXPANSION, _TO_KEYS, _TO_VALUES = (f".attn_{name}.weight" for name in ("kv_b", "k_b", "v_b"))
 
@@ -29,8 +26,8 @@ def is_latent(family: Family) -> bool:
     return "kv_lora_rank" in family.fields
 
 
-def latent_fields(where: str, keys: Mapping[str, Any], names: Mapping[str, object]) -> dict[str, Any]:
-    """Return fields of a Config. Raises BuildError; `names`: of the file's tensors.
+def latent_fields(where: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of a Config. Raises BuildError.
 
     Files made since 2025 have the sizes of heads in keys that end in `_mla`, and in the others those of the
     single head of latents.
@@ -39,11 +36,7 @@ def latent_fields(where: str, keys: Mapping[str, Any], names: Mapping[str, objec
     needed = ("attention.kv_lora_rank", "rope.dimension_count", *lengths)
     if missing := [key for key in needed if not isinstance(keys.get(key), int)]:
         raise BuildError(f"{where}: key `deepseek2.{missing[0]}` is missing, or no number")
-    rotated, gating = keys["rope.dimension_count"], keys.get("expert_gating_func", 0)
-    if gating not in _SCORES:
-        raise unsupported(where, f"a router of kind {gating} (`expert_gating_func`)")
-    has_bias = any(name.endswith(".exp_probs_b.bias") for name in names)
-    groups = keys.get("expert_group_count") or 1
+    rotated = keys["rope.dimension_count"]
     return {
         "head_dim": rotated,  # of which all elements rotate
         "kv_lora_rank": keys["attention.kv_lora_rank"],
@@ -51,14 +44,6 @@ def latent_fields(where: str, keys: Mapping[str, Any], names: Mapping[str, objec
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": keys.get("attention.key_length_mla", keys["attention.key_length"]) - rotated,
         "v_head_dim": keys.get("attention.value_length_mla", keys["attention.value_length"]),
-        "first_k_dense_replace": keys.get("leading_dense_block_count", 0),
-        "n_shared_experts": keys.get("expert_shared_count", 0),
-        "routed_scaling_factor": keys.get("expert_weights_scale") or 1.0,
-        "norm_topk_prob": bool(keys.get("expert_weights_norm", False)),
-        "scoring_func": _SCORES[gating],
-        "topk_method": "noaux_tc" if has_bias else "group_limited_greedy" if groups > 1 else "greedy",
-        "n_group": groups,
-        "topk_group": keys.get("expert_group_used_count") or 1,
         "mscale_all_dim": keys.get("rope.scaling.yarn_log_multiplier", 0.0) / _LOG_MULTIPLIER,
     }
 

@@ -81,6 +81,27 @@ def scores(config: Config) -> ExpertScores | None:
     )
 
 
+# The fields of mixtures of experts, which GLM-4.5 has, too; the last two are of GGUF files.
+EXPERTS = {
+    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    *("n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob"),
+    *("routed_scaling_factor", "first_k_dense_replace", "num_experts", "mtp_num_hidden_layers"),
+}
+EXPERT_NAMES = {
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
+# Of training, of other servers, of code in Python that this module replaces, and of the draft layers;
+# `qk_head_dim` repeats other fields.
+HARMLESS = (
+    llama.ROUTER_TRAINING
+    | {"aux_loss_alpha", "seq_aux", "ep_size", "auto_map", "qk_head_dim"}
+    | {"num_nextn_predict_layers", "num_mtp_layers"}
+)
+SIGMOID = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True}  # defaults
+
 DEEPSEEK2 = Family(
     title="DeepSeek-V2",
     model_type="deepseek_v2",
@@ -88,16 +109,10 @@ DEEPSEEK2 = Family(
     layer=layer,
     fields={
         *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
-        *("num_experts", "mtp_num_hidden_layers"),  # of GGUF files
-        *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
-        *("n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob"),
-        *("routed_scaling_factor", "first_k_dense_replace", "mscale_all_dim"),
+        *EXPERTS,
+        "mscale_all_dim",
     },
-    # Of training, of other servers, of code in Python that this module replaces, and of the draft model;
-    # `qk_head_dim` repeats other fields.
-    harmless=llama.ROUTER_TRAINING
-    | {"aux_loss_alpha", "seq_aux", "ep_size", "auto_map", "qk_head_dim"}
-    | {"num_nextn_predict_layers", "num_mtp_layers"},
+    harmless=HARMLESS,
     defaults={
         "n_routed_experts": 64,
         "n_shared_experts": 2,
@@ -112,13 +127,11 @@ DEEPSEEK2 = Family(
         "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
         "self_attn.kv_a_layernorm": "attn_kv_a_norm",
         "self_attn.kv_b_proj": "attn_kv_b",
-        "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
-        "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-        "mlp.shared_experts.up_proj": "ffn_up_shexp",
-        "mlp.shared_experts.down_proj": "ffn_down_shexp",
+        **EXPERT_NAMES,
     },
     has_draft_layers=True,
     draft=draft_layer,
+    copies_vocabulary=True,
 )
 DEEPSEEK3 = replace(
     DEEPSEEK2,
@@ -128,15 +141,13 @@ DEEPSEEK3 = replace(
     in_gguf=False,  # their GGUF files have the architecture of V2's
     fields=DEEPSEEK2.fields | {"rope_interleave"},
     defaults={
+        **SIGMOID,
         "n_routed_experts": 256,
         "n_shared_experts": 1,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 2048,
         "n_group": 8,
         "topk_group": 4,
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-        "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
         "first_k_dense_replace": 3,
         "q_lora_rank": 1536,

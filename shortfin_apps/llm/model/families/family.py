@@ -85,6 +85,7 @@ class Config(BaseModel):
     attention_multiplier: PositiveFloat | None = None
     attn_logit_softcapping: PositiveFloat | None = None
     attn_output_gate: bool = True
+    use_qk_norm: bool = False
     query_pre_attn_scalar: PositiveFloat | None = None
     rope_theta: PositiveFloat | None = None
     rope_local_base_freq: PositiveFloat | None = None
@@ -244,6 +245,7 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)  # tensor names -> ours, in addition to Llama's
     has_draft_layers: bool = False  # files may have draft layers, numbered after the last layer or as `mtp.`
     draft: Callable[[ModelSpec], DraftLayer] | None = None  # the first of these; None: none is built
+    copies_vocabulary: bool = False  # an embedding and a head in a draft layer are copies of the model's
     norms_from_zero: bool = False  # norms multiply by 1 + weight
     stacks_experts: ExpertStack | None = None  # one tensor may have a projection of all experts of a layer
     scales_embedding: bool = False  # multiplies embeddings by the square root of `hidden_size`
