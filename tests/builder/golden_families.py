@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "deepseek_v3": "deepseek2",
     "glm4_moe": "glm4moe",
     "glm4_moe_lite": "deepseek2",
+    "gemma4_unified": "gemma4",
     "gpt_oss": "gpt-oss",
     "ministral3": "mistral3",
     "mixtral": "llama",
@@ -59,7 +60,7 @@ NEXTN = {
     "pre_fc_norm_hidden": "hnorm",
     "norm": "shared_head_norm",
 }
-FROM_ZERO = ("gemma", "qwen35", "qwen3next")  # to whose weights of norms the converter adds 1
+FROM_ZERO = ("gemma2", "gemma3", "qwen35", "qwen3next")  # to whose weights of norms the converter adds 1
 SHARED_GATE = "shared_expert_gate.weight"  # a vector in GGUF files
 
 F32 = npt.NDArray[np.float32]
@@ -119,7 +120,7 @@ class GoldenFamily:
         architecture = ARCHITECTURES.get(kind, kind)
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         has_window = architecture in WITH_WINDOWS and config["sliding_window"]
-        keys: dict[str, int | float | str] = {
+        keys: dict[str, int | float | str | list[int]] = {
             "block_count": config["num_hidden_layers"],
             "context_length": config["max_position_embeddings"],
             "embedding_length": config["hidden_size"],
@@ -136,6 +137,7 @@ class GoldenFamily:
             **_delta_net_keys(config),
             **_latent_keys(config),
             **_score_keys(config),
+            **(_gemma4_keys(config) if architecture == "gemma4" else {}),
             **({"attention.sliding_window": config["sliding_window"]} if has_window else {}),
             **{key: config[field] for key, field in SCALARS.items() if config.get(field)},
             **(other_keys or {}),
@@ -155,10 +157,12 @@ class GoldenFamily:
         tensors = {}
         whole = _with_stacked_experts(self.tensors)
         whole |= {name: gate[0] for name, gate in whole.items() if name.endswith(SHARED_GATE)}
-        correction = "e_score_correction"
-        whole = {
-            name.replace(f"{correction}_bias", f"{correction}.bias"): each for name, each in whole.items()
+        suffixed = {  # as the converter looks the names up
+            "e_score_correction_bias": "e_score_correction.bias",
+            "layer_scalar": "layer_scalar.weight",
         }
+        for old, new in suffixed.items():
+            whole = {name.replace(old, new): tensor for name, tensor in whole.items()}
         if architecture == "deepseek2":
             whole = dict(_with_expansions_apart(self.config, whole))
         elif architecture == "qwen3next":
@@ -178,6 +182,10 @@ class GoldenFamily:
             if from_zero and name.endswith("norm.weight"):
                 tensors[name] = tensor + 1
         rope = _rope(self.config)
+        if architecture == "gemma4":
+            size = next(iter(self.config["per_layer_config"].values()))["head_dim"]
+            kept = int(size * rope["partial_rotary_factor"] / 2)
+            tensors["rope_freqs.weight"] = np.array([1.0] * kept + [1e30] * (size // 2 - kept), np.float32)
         for length in ("short", "long") if rope["rope_type"] == "longrope" else ():
             tensors[f"rope_factors_{length}.weight"] = np.array(rope[f"{length}_factor"], np.float32)
         return tensors
@@ -237,6 +245,33 @@ def _latent_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
         "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
         "attention.value_length_mla": config["v_head_dim"],
         "rope.dimension_count": rotated,
+    }
+
+
+def _gemma4_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Heads of layers without a window and with one, and arrays with an item for each layer."""
+    windows = [each == "sliding_attention" for each in config["layer_types"]]
+    full = next(iter(config["per_layer_config"].values()))
+    count, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    arrays: dict[str, Any] = {"attention.sliding_window_pattern": windows}
+    if config["use_double_wide_mlp"]:
+        width = config["intermediate_size"]
+        arrays["feed_forward_length"] = [width * (1 + (n >= count - shared)) for n in range(count)]
+    if heads := full.get("num_key_value_heads"):
+        swa = config["num_key_value_heads"]
+        arrays["attention.head_count_kv"] = [swa if window else heads for window in windows]
+    return {
+        **arrays,
+        "attention.key_length": full["head_dim"],
+        "attention.value_length": full["head_dim"],
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "rope.dimension_count": full["head_dim"],
+        "rope.dimension_count_swa": config["head_dim"],
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
     }
 
 

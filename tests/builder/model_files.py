@@ -32,7 +32,7 @@ def write_gguf(
     path: Path,
     *,
     architecture: str = "llama",
-    keys: Mapping[str, int | float | str] | None = None,
+    keys: Mapping[str, int | float | str | list[int]] | None = None,
     file_keys: Mapping[str, int | float | str] | None = None,
     tensors: Mapping[str, Array] | None = None,
     without: str | None = None,
@@ -45,7 +45,7 @@ def write_gguf(
     already. `whole` are the tensors of another model, as the file is to have them.
     """
     writer = GGUFWriter(path, architecture)
-    values: dict[str, int | float | str] = {
+    values: dict[str, int | float | str | list[int]] = {
         "block_count": len(SPEC.layers),
         "context_length": SPEC.max_position_embeddings,
         "embedding_length": SPEC.hidden_size,
@@ -63,6 +63,7 @@ def write_gguf(
             int: writer.add_uint32,
             float: writer.add_float32,
             str: writer.add_string,
+            list: writer.add_array,
         }[type(value)]
         add(key, value)  # type: ignore[operator]
     writer.add_name(SPEC.name)

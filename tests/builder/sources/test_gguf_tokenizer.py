@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from shortfin_apps.llm.builder.sources.base import TokenizerFiles
-from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary, rebuild_tokenizer
+from shortfin_apps.llm.builder.sources.gguf_tokenizer import (
+    GgufVocabulary,
+    check_lists,
+    rebuild_tokenizer,
+)
 from shortfin_apps.llm.builder.sources.random_tiny import byte_tokenizer
 from shortfin_apps.llm.builder.sources.word_rules import WORD_RULES
 from shortfin_apps.llm.contract.errors import BuildError
@@ -116,6 +120,20 @@ def test_sentence_piece_takes_the_best_score_first() -> None:
     assert SPM.encode("é", add_special_tokens=False).tokens == ["▁", "<0xC3>", "<0xA9>"]
 
 
+def test_gemma_4_takes_the_first_merge_of_its_list_first() -> None:
+    """With which scores have nothing to do."""
+    keys = sentence_piece_keys() | {"ggml.model": "gemma4", "ggml.add_space_prefix": False}
+    for merges, tokens in (("a b", "b c"), ["ab", "c"]), (("b c", "a b"), ["a", "bc"]):
+        tokenizer, _ = rebuild(keys | {"ggml.merges": [*merges]})
+        assert tokenizer.encode("abc a").tokens == ["<s>", *tokens, "▁", "a"]
+        assert tokenizer.decode(tokenizer.encode("abé c").ids) == "abé c"
+
+
+def test_gemma_4_needs_merges() -> None:
+    with pytest.raises(BuildError, match=r"no `tokenizer\.ggml\.merges`"):
+        check_lists("x", GgufVocabulary(**sentence_piece_keys() | {"ggml.model": "gemma4"}), 1000)
+
+
 def test_sentence_piece_without_space_prefix() -> None:
     tokenizer, _ = rebuild(sentence_piece_keys(**{"ggml.add_space_prefix": False}))
     assert tokenizer.encode("ab", add_special_tokens=False).tokens == ["ab"]
@@ -180,7 +198,7 @@ def test_llama3_takes_whole_words_without_merges() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ggml.model": "bert"}, "tokenizer model `bert` is not supported; known are gpt2, llama"),
+        ({"ggml.model": "bert"}, "tokenizer model `bert` is not supported; known are gemma4, gpt2, llama"),
         ({"ggml.pre": "bloom"}, "pre-tokenizer `bloom` is not supported; known are a.x-4.0, .*, tekken"),
         ({"ggml.merges": ["a"]}, "not a pair"),
         ({"ggml.merges": ["nope nope"]}, "cannot be rebuilt"),

@@ -64,6 +64,7 @@ def test_a_gguf_file_may_have_a_draft_layer(tmp_path: Path, name: str) -> None:
     keys = {"block_count": count + 1, "nextn_predict_layers": 1}
     file = GgufSource(family.write_gguf(tmp_path / "model.gguf", keys))
     assert file.spec.draft is not None
+    assert directory.spec.draft is not None
     assert file.spec.draft.keeps_normed == directory.spec.draft.keeps_normed
     assert file.spec.draft.blocks == file.spec.layers[1]
     assert len(file.spec.layers) == count

@@ -7,8 +7,14 @@ from typing import Any, Final
 
 from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
 from shortfin_apps.llm.builder.sources.gguf_experts import EXPERT_KEYS, expert_fields, scores_experts
+from shortfin_apps.llm.builder.sources.gguf_gemma4 import (
+    GEMMA4_KEYS,
+    gemma4_fields,
+    gemma4_ropes,
+    is_gemma4,
+)
 from shortfin_apps.llm.builder.sources.gguf_latent import LATENT_KEYS, is_latent, latent_fields
-from shortfin_apps.llm.builder.sources.gguf_rope import ROPE_FIELDS, ropes
+from shortfin_apps.llm.builder.sources.gguf_rope import ROPE_FACTORS, ROPE_FIELDS, ropes
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
 from shortfin_apps.llm.builder.sources.hf_rope import query_scaling
 from shortfin_apps.llm.builder.sources.known_fields import KnownFields, names
@@ -93,8 +99,12 @@ def read_config(
     has_layers = any(name.startswith("blk.0.") for name in shapes)
     if drafts >= config.num_hidden_layers or (drafts and not has_layers):
         raise unsupported(where, "a draft model alone")
-    rope, local_rope = ropes(where, family, config, keys, factors)
-    if not is_latent(family) and keys.get("attention.value_length", config.head_size) != config.head_size:
+    if is_gemma4(family):
+        rope, local_rope = gemma4_ropes(where, config, factors.get(ROPE_FACTORS))
+    else:
+        rope, local_rope = ropes(where, family, config, keys, factors)
+    has_one_size = not is_latent(family) and not is_gemma4(family)
+    if has_one_size and keys.get("attention.value_length", config.head_size) != config.head_size:
         raise unsupported(where, "a value head that differs from the key head")
     update: dict[str, Any] = {
         "num_hidden_layers": config.num_hidden_layers - drafts,
@@ -112,7 +122,7 @@ def _fields(
     where: str, family: Family, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     """Return the fields of a Config: from the keys, the tensors' shapes and the family's defaults."""
-    known = known_keys(family).used & keys.keys()
+    known = known_keys(family).used & keys.keys() - (GEMMA4_KEYS if is_gemma4(family) else set())
     layers = keys.get("block_count")
     given = dict(
         _field(where, f"{family.architecture}.{key}", field, keys[key], layers)
@@ -120,7 +130,8 @@ def _fields(
         if key in known
     )
     given = {field: value for field, value in given.items() if value != 0 or field not in _NONE_IF_0}
-    features = given.get("intermediate_size", given.get("moe_intermediate_size"))
+    own = gemma4_fields(where, keys, shapes) if is_gemma4(family) else {}
+    features = (own or given).get("intermediate_size", given.get("moe_intermediate_size"))
     if features is None:
         raise BuildError(f"{where}: key `{family.architecture}.feed_forward_length` is missing")
     tensors = {
@@ -138,7 +149,8 @@ def _fields(
     }
     latent = latent_fields(where, keys) if is_latent(family) else {}
     experts = expert_fields(where, keys, shapes) if scores_experts(family) else {}
-    return {**lacking, **family.gguf.defaults, **given, **tensors, **latent, **experts, "in_gguf": True}
+    defaults = {**lacking, **family.gguf.defaults}
+    return {**defaults, **given, **tensors, **latent, **experts, **own, "in_gguf": True}
 
 
 def _field(where: str, name: str, field: str, value: Any, layers: object) -> tuple[str, Any]:
@@ -158,6 +170,7 @@ def known_keys(family: Family) -> KnownFields:
     """Return the known keys, without the prefix `ARCHITECTURE.`, of files of this family."""
     own = {key for key, field in FIELDS.items() if field in family.fields}
     own |= LATENT_KEYS if is_latent(family) else set()
+    own |= GEMMA4_KEYS if is_gemma4(family) else set()
     return GGUF_MODEL.using(own | EXPERT_KEYS if scores_experts(family) else own)
 
 

@@ -42,6 +42,7 @@ from shortfin_apps.llm.builder.sources.gguf_config import (
     keys_below,
     read_config,
 )
+from shortfin_apps.llm.builder.sources.gguf_gemma4 import is_unread
 from shortfin_apps.llm.builder.sources.gguf_header import parts_of, read_parts
 from shortfin_apps.llm.builder.sources.gguf_kinds import check_kind
 from shortfin_apps.llm.builder.sources.gguf_latent import halves_of, joined_expansion, with_expansions
@@ -130,7 +131,9 @@ class GgufSource(ModelSource):
         return block_type_of(self._tensors[name].tensor_type)
 
     def _is_left_out(self, name: str) -> bool:
-        """Return whether the tensor is of a draft layer that is not built."""
+        """Return whether the tensor is of a draft layer that is not built, or that no layer reads."""
+        if is_unread(self.spec, name):
+            return True
         first = len(self.spec.all_layers)
         unbuilt = (f"blk.{number}." for number in range(first, len(self.spec.layers) + self._num_drafts))
         return name.startswith(tuple(unbuilt))

@@ -91,7 +91,13 @@ END_TOKENS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"),
         *("<|return|>", "<|call|>", "<|end_of_text|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
-        *("<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|flush|>", "<|calls|>"),
+        *(
+            "<turn|>",
+            "<end_of_utterance>",
+            "<\uff5cend\u2581of\u2581sentence\uff5c>",
+            "<|flush|>",
+            "<|calls|>",
+        ),
     }
 )
 # These end a turn only if they are of type CONTROL: in Gemma's vocabulary, `</s>` is a tag of HTML.
@@ -139,7 +145,7 @@ def check_lists(where: str, vocabulary: GgufVocabulary, rows: int) -> None:
         if given and len(given) != count:
             raise BuildError(f"{where}: `tokenizer.ggml.{name}` has {len(given)} items for {count} tokens")
     merged = (token for token in vocabulary.of_type(TokenType.NORMAL) if len(token) > 1)
-    if vocabulary.model == "gpt2" and not vocabulary.merges and any(merged):
+    if vocabulary.model in ("gpt2", "gemma4") and not vocabulary.merges and any(merged):
         raise BuildError(f"{where}: has no `tokenizer.ggml.merges`; download another conversion")
 
 
@@ -222,11 +228,23 @@ def _sentence_piece(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
     """Build SentencePiece's BPE, with merges derived from scores, and byte tokens for unknown characters."""
     _check_scores(where, vocabulary)
     vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
+    return _with_byte_tokens(vocabulary, vocab, _merges_of_scores(where, vocabulary, vocab))
+
+
+def _gemma4(where: str, vocabulary: GgufVocabulary) -> Tokenizer:
+    """Build Gemma 4's BPE, which is SentencePiece's with merges in the file."""
+    vocab = {token: index for index, token in enumerate(vocabulary.tokens)}
+    return _with_byte_tokens(vocabulary, vocab, [_pair(where, merge) for merge in vocabulary.merges])
+
+
+def _with_byte_tokens(
+    vocabulary: GgufVocabulary, vocab: dict[str, int], merges: list[tuple[str, str]]
+) -> Tokenizer:
     unknown = vocabulary.text(vocabulary.unk_token_id) or "<unk>"
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocab,
-            merges=_merges_of_scores(where, vocabulary, vocab),
+            merges=merges,
             unk_token=unknown if unknown in vocab else None,
             fuse_unk=True,
             byte_fallback=True,
@@ -327,7 +345,7 @@ def _adds_bos(vocabulary: GgufVocabulary) -> bool:
         return vocabulary.add_bos_token
     if vocabulary.model == "gpt2":
         return WORD_RULES[vocabulary.pre].adds_bos
-    return vocabulary.model == "llama"
+    return vocabulary.model in ("llama", "gemma4")
 
 
 def _frame(tokenizer: Tokenizer, vocabulary: GgufVocabulary, add_bos: bool) -> None:
@@ -367,6 +385,7 @@ def _generation_config(vocabulary: GgufVocabulary) -> dict[str, Any]:
 
 
 _BUILDERS: dict[str, Callable[[str, GgufVocabulary], Tokenizer]] = {
+    "gemma4": _gemma4,
     "gpt2": _byte_level,
     "llama": _sentence_piece,
     "t5": _unigram,

@@ -14,7 +14,7 @@ from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.dual_experts import DualExperts
 from shortfin_apps.llm.model.families import llama
-from shortfin_apps.llm.model.families.family import EXPERT_SCALES, Config, ExpertStack, Family
+from shortfin_apps.llm.model.families.family import EXPERT_SCALES, Config, ExpertStack, Family, Gguf
 from shortfin_apps.llm.model.families.gemma import GEMMA2
 from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.layer_inputs import LayerInput
@@ -95,7 +95,7 @@ GEMMA4 = Family(
         *("hidden_activation", "final_logit_softcapping", "partial_rotary_factor"),
         *("sliding_window_pattern", "attention_k_eq_v"),
         *("global_head_dim", "num_global_key_value_heads", "per_layer_config"),
-        *("num_kv_shared_layers", "use_double_wide_mlp"),
+        *("num_kv_shared_layers", "use_double_wide_mlp", "rope_local_base_freq"),
         *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
         *("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size"),
     },
@@ -135,7 +135,7 @@ GEMMA4 = Family(
         "post_per_layer_input_norm": "post_norm",
     },
     scales_embedding=True,
-    in_gguf=False,
+    gguf=Gguf(defaults={"activation": "gelu"}),
 )
 GEMMA4_UNIFIED = replace(
     GEMMA4,
@@ -143,4 +143,5 @@ GEMMA4_UNIFIED = replace(
     model_type="gemma4_unified_text",
     part_of="gemma4_unified",
     defaults={**GEMMA4.defaults, "hidden_size_per_layer_input": 0, "sliding_window": 1024},
+    in_gguf=False,  # its files have the architecture of the others
 )
