@@ -137,6 +137,7 @@ class OneLaunchTiles:
     programs: int
     depth_bytes: int
     tuning: Tuning
+    separate: TileTable
 
     def matmul(self, tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None = None) -> MatmulTile:
         """Return the tile with which the workgroup that has the most columns has the fewest."""
@@ -146,7 +147,10 @@ class OneLaunchTiles:
             return -(-tiles // self.programs) * columns
 
         columns = min((64, 32, 16), key=most_columns)  # of equal ones the widest
-        return MatmulTile(16, columns, self.depth_bytes, self.tuning)
+        parts = self.separate.matmul(tokens, shape, layout).parts
+        if parts == 1:
+            return MatmulTile(16, columns, self.depth_bytes, self.tuning)
+        return MatmulTile(8, columns, self.depth_bytes * 32 // columns, self.tuning, parts=parts)
 
 
 _AMD = TileTable(
@@ -288,9 +292,10 @@ def one_launch_tiles(target: Target) -> OneLaunchTiles:
     """Return the tiles of a decode as one launch on the target GPU."""
     programs = _PROGRAMS.get(target.cpu.removesuffix("a"), _LEAST_PROGRAMS)
     if target.architecture == "nvptx":
-        return OneLaunchTiles(programs, 512, Tuning(4, 4))
+        return OneLaunchTiles(programs, 512, Tuning(4, 4), tiles_of(target))
     # All stages have the number of pipeline stages that attention takes (see _CDNA4).
-    return OneLaunchTiles(programs, 128, Tuning(4, tiles_of(target).decode_attention.tuning.num_stages))
+    tiles = tiles_of(target)
+    return OneLaunchTiles(programs, 128, Tuning(4, tiles.decode_attention.tuning.num_stages), tiles)
 
 
 def fitted(tile: AttentionTile, sharing: int, head_bytes: int) -> AttentionTile:
