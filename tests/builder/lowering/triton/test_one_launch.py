@@ -277,7 +277,7 @@ def test_a_model_may_have_larger_decodes_too() -> None:
 def test_the_tables_columns_are_those_of_the_kernel() -> None:
     columns = one_launch_kernels.COLUMNS
     assert columns == {name: getattr(one_launch, name.upper()).value for name in columns}
-    assert one_launch_kernels.NUM_COLUMNS == one_launch.NUM_FIELDS.value
+    assert one_launch.NUM_FIELDS.value == one_launch_kernels.NUM_COLUMNS
 
 
 # ---- planted mistakes

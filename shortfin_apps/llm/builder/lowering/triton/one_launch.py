@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.matmul import load_matrix
 from shortfin_apps.llm.builder.lowering.triton.one_launch_kernels import (
     COLUMNS,
     EMBEDDING,
@@ -25,7 +26,6 @@ from shortfin_apps.llm.builder.lowering.triton.one_launch_kernels import (
     OneLaunchKernels,
     address_kernel,
 )
-from shortfin_apps.llm.builder.lowering.triton.matmul import load_matrix
 from shortfin_apps.llm.builder.weights.layout import RowMajor
 from shortfin_apps.llm.model.attention import Attend, NormHeads
 from shortfin_apps.llm.model.operations import (

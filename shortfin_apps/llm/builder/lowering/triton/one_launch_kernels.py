@@ -27,7 +27,8 @@ from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.operations import Activation
 
 MATRICES = ("qkv", "output", "gate_up", "down")
-# The columns of the table of addresses, as in kernels/triton/one_launch.py. A matrix has one for each of MATRIX.
+# The columns of the table of addresses, as in kernels/triton/one_launch.py. A matrix has one for each of
+# MATRIX.
 _VECTORS = ("attention_norm", "bias", "head_norm", "sinks", "ffn_norm")
 COLUMNS = {
     **{name: column for column, name in enumerate(_VECTORS)},
@@ -182,7 +183,7 @@ class OneLaunchKernels:
 
 
 def address_kernel(weight: Mapping[str, Tensor], shape: tuple[int, int]) -> Kernel:
-    """Return the kernel that stores the addresses of a weight's parameters, by MATRIX, in the table [shape]."""
+    """Return the kernel that stores the addresses of a weight's parameters, by MATRIX, in the table."""
     return Kernel(
         name="_".join(["store_addresses", *(each.dtype for each in weight.values())]),
         function=store_addresses,

@@ -129,9 +129,10 @@ class TileTable:
 
 @dataclass(frozen=True, slots=True)
 class OneLaunchTiles:
-    """The tiles of a decode as one launch. All stages have the same `tuning` and `depth_bytes`.
+    """The tiles of a decode as one launch. All stages have the same `tuning` and, in floats, `depth_bytes`.
 
-    `programs`: maximum number of workgroups, all of which must be resident at the same time.
+    `programs`: maximum number of workgroups, all of which must be resident at the same time. `separate`: the
+    tiles of separate launches, whose matmuls divide K into the same number of parts.
     """
 
     programs: int
@@ -150,7 +151,7 @@ class OneLaunchTiles:
         parts = self.separate.matmul(tokens, shape, layout).parts
         if parts == 1:
             return MatmulTile(16, columns, self.depth_bytes, self.tuning)
-        return MatmulTile(8, columns, self.depth_bytes * 32 // columns, self.tuning, parts=parts)
+        return MatmulTile(8, 16, 1024, self.tuning, parts=parts).with_columns(min(columns, 32))
 
 
 _AMD = TileTable(
@@ -290,11 +291,10 @@ def tiles_of(target: Target) -> TileTable:
 
 def one_launch_tiles(target: Target) -> OneLaunchTiles:
     """Return the tiles of a decode as one launch on the target GPU."""
-    programs = _PROGRAMS.get(target.cpu.removesuffix("a"), _LEAST_PROGRAMS)
+    programs, tiles = _PROGRAMS.get(target.cpu.removesuffix("a"), _LEAST_PROGRAMS), tiles_of(target)
     if target.architecture == "nvptx":
-        return OneLaunchTiles(programs, 512, Tuning(4, 4), tiles_of(target))
+        return OneLaunchTiles(programs, 512, Tuning(4, 4), tiles)
     # All stages have the number of pipeline stages that attention takes (see _CDNA4).
-    tiles = tiles_of(target)
     return OneLaunchTiles(programs, 128, Tuning(4, tiles.decode_attention.tuning.num_stages), tiles)
 
 
