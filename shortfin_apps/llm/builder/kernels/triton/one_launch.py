@@ -142,7 +142,7 @@ def decode_layers(
     Q_FEATURES: tl.constexpr = HEADS * HEAD_DIM
     TYPE: tl.constexpr = float_type(FLOAT)
     IN_BYTES: tl.constexpr = cache.dtype.element_ty == tl.int8
-    # The residual stream before and after attention. No stage writes what it reads, as Triton may repeat loads.
+    # The residual stream before and after attention: no stage writes what it reads, as Triton may load twice.
     x = buffer_at(work, X, tl.float32)
     y = buffer_at(work, Y, tl.float32)
     scaled = buffer_at(work, SCALED, TYPE)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.launch import Launcher, Operands
 from shortfin_apps.llm.builder.lowering.triton.matmul import load_matrix
 from shortfin_apps.llm.builder.lowering.triton.one_launch_kernels import (
     COLUMNS,
@@ -145,7 +145,8 @@ class OneLaunch:
         for row, weights in enumerate(decode.rows_of_table):
             for name, weight in weights.items():
                 given = load_matrix(e, self._weights, weight)
-                operands = {**given, "table": table, "at": row * NUM_COLUMNS + COLUMNS[name]}
+                at = row * NUM_COLUMNS + COLUMNS[name]
+                operands: Operands = {**given, "table": table, "at": at}
                 table = self._launcher.launch(e, address_kernel(given, shape), operands)["table"]
         lines = "\n".join(e.lines)
         return f"""\
