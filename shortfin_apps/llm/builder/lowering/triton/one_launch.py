@@ -1,8 +1,9 @@
 """Decodes of a few rows as one launch: all operations from Embed to the logits (`--one-launch`).
 
-Models of equal layers qualify, each an attention and a gated feed-forward in floats, as in Llama; with norms
-of q and k, biases of q, k and v, windows, sinks or caps of scores. `takes` decides by the operations, so a
-model family does not declare it. Other models and larger batches use separate launches.
+Models of equal layers qualify, each an attention and a gated feed-forward as in Llama, with weights in floats
+or in blocks; with norms of q and k, biases of q, k and v, windows, sinks or caps of scores. `takes` decides
+by the operations, so a model family does not declare it. Other models and larger batches use separate
+launches.
 
 The kernel (kernels/triton/one_launch.py) consists of the separate kernels, so its constants are read from
 them: `MatmulKernels` and `AttentionKernels` create these kernels, with tiles that suit one launch.
@@ -37,11 +38,13 @@ from shortfin_apps.llm.model.operations import (
     Norm,
     Operation,
 )
-from shortfin_apps.llm.model.spec import num_weights
+from shortfin_apps.llm.model.spec import num_weights, weight_shapes
 
 MOST_ROWS = 8
-# With more weights, a decode waits for memory, and separate launches were faster on an H200.
+# With more weights, a decode waits for memory, and separate launches were faster on an H200. In blocks, they
+# run more workgroups at a time, which widening needs.
 MOST_WEIGHTS = 4_000_000_000
+MOST_WEIGHTS_IN_BLOCKS = 500_000_000
 TABLE = "one_launch.weights"
 
 # What may be between the projection to q, k and v and attention, and the field of its weight.
@@ -53,7 +56,9 @@ def wants_one_launch(context: LoweringContext) -> bool:
     """Return whether decodes of a few rows should be one launch: as requested, or where that is faster."""
     if (wanted := context.options.one_launch) is not None:
         return wanted
-    return context.target.cpu.startswith("sm_90") and num_weights(context.spec) <= MOST_WEIGHTS
+    layouts = map(context.weights.layout, weight_shapes(context.spec))
+    most = MOST_WEIGHTS_IN_BLOCKS if any(each.blocks for each in layouts) else MOST_WEIGHTS
+    return context.target.cpu.startswith("sm_90") and num_weights(context.spec) <= most
 
 
 class OneLaunch:
