@@ -128,12 +128,6 @@ class Emitter:
             self._loads[name] = self.tensor(f'util.global.load @"{name}" : {kind}', shape, dtype)
         return self._loads[name]
 
-    def unknown(self, source: Tensor) -> Tensor:
-        """Return the tensor as one whose value IREE does not know when it compiles, even of constants."""
-        return self.tensor(
-            f"util.optimization_barrier {source.name} : {source.type}", source.shape, source.dtype
-        )
-
     def reshape(self, source: Tensor, shape: Sequence[Dim]) -> Tensor:
         result = Tensor(self.fresh(), tuple(shape), source.dtype)
         self.line(
