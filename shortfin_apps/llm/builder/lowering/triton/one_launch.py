@@ -38,7 +38,7 @@ from shortfin_apps.llm.model.operations import (
     Norm,
     Operation,
 )
-from shortfin_apps.llm.model.spec import num_weights, weight_shapes
+from shortfin_apps.llm.model.spec import num_weights
 
 MOST_ROWS = 8
 # With more weights, a decode waits for memory, and separate launches were faster on an H200. In blocks, they
@@ -54,10 +54,10 @@ BETWEEN: list[list[type[Operation]]] = [[], [AddBias], [NormHeads], [AddBias, No
 
 def wants_one_launch(context: LoweringContext) -> bool:
     """Return whether decodes of a few rows should be one launch: as requested, or where that is faster."""
-    if (wanted := context.options.one_launch) is not None:
-        return wanted
-    layouts = map(context.weights.layout, weight_shapes(context.spec))
-    most = MOST_WEIGHTS_IN_BLOCKS if any(each.blocks for each in layouts) else MOST_WEIGHTS
+    options = context.options
+    if options.one_launch is not None:
+        return options.one_launch
+    most = MOST_WEIGHTS if options.weights == options.activations else MOST_WEIGHTS_IN_BLOCKS
     return context.target.cpu.startswith("sm_90") and num_weights(context.spec) <= most
 
 
