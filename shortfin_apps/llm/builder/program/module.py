@@ -67,7 +67,7 @@ class ModelModule:
         if self._options.one_launch and not any(RESIDENT_WORKGROUPS in each for each in functions):
             raise BuildError(
                 "--one-launch: no decode is one launch, which needs a GPU, a batch size of at most 8, and a "
-                "model of equal layers with weights in floats (docs/kernels.md); leave it out"
+                "model of equal layers with weights in floats or blocks (docs/kernels.md); leave it out"
             )
         declarations = [
             *self._weights.declarations(),

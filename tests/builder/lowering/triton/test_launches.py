@@ -78,10 +78,10 @@ def test_a_decode_as_one_launch_is_between_the_preparation_and_the_best_tokens()
     decode = text[text.index("@decode_bs4$") :].split("util.func public @")[0]
     launched = [name.split("_without_")[0] for name in re.findall(r"flow\.dispatch @(\w+)::", decode)]
     assert launched == ["prepare", "decode_layers_4", "best_of_chunks", "best_of_row"]
-    # Addresses are stored when the program is loaded: of each layer's weights, and of the last norm.
+    # Addresses are stored when the program is loaded: of each layer's weights, of the last norm and the head.
     assert "store_addresses" not in decode
     [initialiser] = re.findall(r"^util\.initializer \{(.*?)^\}", text, re.DOTALL | re.MULTILINE)
-    assert initialiser.count("@store_addresses") == 2 * (LAYERS + 1)  # as @name::@name
+    assert initialiser.count("@store_addresses") == 2 * (6 * LAYERS + 2)  # as @name::@name
 
 
 def one_launch_by_default(target: Target, **given: Any) -> bool:
@@ -95,6 +95,10 @@ def test_one_launch_is_the_default_only_where_it_is_faster(monkeypatch: pytest.M
     assert [one_launch_by_default(target) for target in targets] == [True, False, False]
     assert not one_launch_by_default(HOPPER, one_launch=False)
     assert one_launch_by_default(ampere, one_launch=True)
+    monkeypatch.setattr(one_launch_module, "MOST_WEIGHTS_IN_BLOCKS", num_weights(TINY) - 1)
+    assert one_launch_by_default(HOPPER)
+    assert not one_launch_by_default(HOPPER, weights="q4")
+    assert one_launch_by_default(HOPPER, weights="q4", one_launch=True)
     monkeypatch.setattr(one_launch_module, "MOST_WEIGHTS", num_weights(TINY) - 1)
     assert not one_launch_by_default(HOPPER)
     assert one_launch_by_default(HOPPER, one_launch=True)

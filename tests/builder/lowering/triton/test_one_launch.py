@@ -18,7 +18,8 @@ from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.rope import Rope
-from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec
+from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec, WeightType, weight_shapes
+from shortfin_apps.llm.model.weight_blocks import MXFP4, Q8_0, BlockType
 from tests.builder.cached_rows import CachedRows
 from tests.builder.compiled_model import (
     FEATURED,
@@ -78,6 +79,20 @@ CASES: list[Case] = [
     ("gfx1100", "qwen", "f32", 3),
     ("gfx1100", "window", "f32", 3),
 ]
+# Weights of quantised layers: the option and, if it is not the type that this makes, the type of blocks.
+QUANTISED: dict[str, tuple[WeightType, BlockType | None]] = {
+    "q4": ("q4", None),
+    "q8_0": ("q8_0", None),
+    "q4_k": ("q4", BlockType(4, has_minima=True, group=256)),
+    "q6_k": ("q4", BlockType(8, 16, group=256)),
+    "mxfp4": ("q4", MXFP4),
+}
+# Sizes that are whole groups of blocks.
+WIDE = changed(
+    LONG,
+    {"hidden_size": 256, "features": 256, "tie_word_embeddings": False},
+    {"head_dim": 64, "qk_norm": True},
+)
 UNMARKED: list[Case] = [("gfx942", "llama", "bf16", 8), ("gfx1100", "llama", "f16", 8)]
 
 
@@ -168,6 +183,57 @@ def test_one_launch_has_the_bits_of_separate_launches(
     np.testing.assert_array_equal(cache, its_cache)
 
 
+def quantised(chip: str, kind: str, rows: int, *, one: bool = True) -> BuildOptions:
+    weights, blocks = QUANTISED[kind]
+    build = replace(options(chip, "bf16", rows, one=one), weights=weights)
+    if blocks is None:
+        return build
+    matrices = [name for name, shape in weight_shapes(WIDE).items() if len(shape) == 2]
+    types = [(name, blocks) for name in matrices if name.startswith("blk.")]
+    return replace(build, block_types=tuple(types))
+
+
+@pytest.mark.parametrize(
+    ("chip", "kind", "rows"),
+    slow_rows_but(
+        [("gfx942", "q4", 3), ("gfx1100", "q4_k", 8)],
+        [
+            *((chip, kind, rows) for chip in ("gfx942", "gfx1100") for kind in QUANTISED for rows in (3, 8)),
+            *(("gfx950", "q4", 2), ("gfx1201", "q4", 2)),
+        ],
+    ),
+)
+def test_weights_in_blocks_agree_with_the_reference(
+    chip: str, kind: str, rows: int, tmp_path: Path, emulated_gpus: EmulatedGpus
+) -> None:
+    with (
+        emulated_gpus.watch(chip) as control,
+        opened(WIDE, quantised(chip, kind, rows), tmp_path, emulated_gpus) as model,
+    ):
+        cached = CachedRows(model, POSITIONS[:rows], 16, 1.0, TOLERANCES["bf16"])
+        for taken in (rows, rows - 1):
+            cached.decode(f"decode_bs{rows}", range(taken))
+        assert launches(control, "decode_layers") == 2
+        assert not launches(control, "linear")
+
+
+@pytest.mark.parametrize(
+    ("chip", "kind"),
+    slow_rows_but([("gfx942", "q4")], [(chip, kind) for chip in ("gfx942", "gfx1100") for kind in QUANTISED]),
+)
+def test_weights_in_blocks_have_the_bits_of_separate_launches(
+    chip: str, kind: str, tmp_path: Path, emulated_gpus: EmulatedGpus
+) -> None:
+    results = []
+    for one in (False, True):
+        build = quantised(chip, kind, len(STARTS), one=one)
+        with emulated_gpus.watch(chip), opened(WIDE, build, tmp_path, emulated_gpus) as model:
+            results.append(decoded(model))
+    (separate, its_cache), (together, cache) = results
+    np.testing.assert_array_equal(together, separate)
+    np.testing.assert_array_equal(cache, its_cache)
+
+
 @pytest.mark.parametrize(
     ("spec", "rows"),
     [
@@ -186,9 +252,15 @@ def test_other_decodes_are_refused(spec: ModelSpec, rows: int) -> None:
         text_of(spec, options("gfx942", "bf16", rows))
 
 
-def test_weights_in_blocks_are_refused() -> None:
-    with pytest.raises(BuildError, match="weights in floats"):
-        text_of(TINY, replace(options("gfx942", "bf16", 2), weights="q8_0"))
+def test_8_bit_floats_are_refused() -> None:
+    with pytest.raises(BuildError, match="weights in floats or blocks"):
+        text_of(TINY, replace(options("gfx942", "bf16", 2), weights="fp8"))
+
+
+def test_layers_with_blocks_of_several_types_are_refused() -> None:
+    build = replace(options("gfx942", "bf16", 2), weights="q4")
+    with pytest.raises(BuildError, match="equal layers"):
+        text_of(TINY, replace(build, block_types=(("blk.1.ffn_down.weight", Q8_0),)))
 
 
 def test_a_cpu_is_refused() -> None:
@@ -202,9 +274,10 @@ def test_a_model_may_have_larger_decodes_too() -> None:
     assert "decode_layers_16" not in text
 
 
-def test_the_tables_columns_have_the_order_of_the_kernels() -> None:
-    columns = [getattr(one_launch, field.upper()).value for field in one_launch_kernels.FIELDS]
-    assert columns == list(range(one_launch.NUM_FIELDS.value))
+def test_the_tables_columns_are_those_of_the_kernel() -> None:
+    columns = one_launch_kernels.COLUMNS
+    assert columns == {name: getattr(one_launch, name.upper()).value for name in columns}
+    assert one_launch.NUM_FIELDS.value == one_launch_kernels.NUM_COLUMNS
 
 
 # ---- planted mistakes

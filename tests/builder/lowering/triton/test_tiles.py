@@ -127,3 +127,18 @@ def test_no_workgroup_of_one_launch_has_more_columns_than_with_other_tiles(
     chosen = tiles.matmul(8, (features, 64))
     assert most[chosen.columns] == min(most.values())
     assert chosen.tuning == tiles.tuning
+
+
+@pytest.mark.parametrize("target", [AMD, HOPPER, AMPERE], ids=lambda target: target.cpu)
+@pytest.mark.parametrize("blocks", [Q4_1, Q8_0])
+@pytest.mark.parametrize("features", FEATURES)
+def test_one_launch_adds_in_the_order_of_separate_launches(
+    target: Target, blocks: BlockType, features: int
+) -> None:
+    shape, layout = (features, 576), BlockRows(blocks)
+    for tokens in (1, 8):
+        tile = one_launch_tiles(target).matmul(tokens, shape, layout)
+        assert tile.parts == tiles_of(target).matmul(tokens, shape, layout).parts
+        assert tile.parts in (1, tile.tuning.num_waves)
+        assert tile.rows >= tokens
+        assert tile.depth_bytes % (2 * tile.parts * PART_DEPTH if tile.parts > 1 else 64) == 0

@@ -81,10 +81,10 @@ PTX_FLOATS_F16 = _ptx(_FLOATS, "f16", 0x3C00, 0x64, 0xE440)
 
 @triton.jit
 def widen(
-    w, scales, minima, y,
+    w, scales, minima, x, y,
     IN: tl.constexpr, OUT: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Dequantise w, in BLOCKS, to y [OUT, IN].
+    """Dequantise w, in BLOCKS, to y [OUT, IN]. Nothing is read from `x`.
 
     A workgroup handles a tile of COLUMNS rows of w by DEPTH elements of K.
     """

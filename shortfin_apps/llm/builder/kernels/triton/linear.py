@@ -35,7 +35,7 @@ def linear_tile(
     IN: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the tile of `linear` that starts at a row and a column. `y` may be `residual`."""
+    """Compute the tile of `linear` that starts at a row and a column. `y` must not be `residual`."""
     row = first_row + tl.arange(0, ROWS)
     column = first_column + tl.arange(0, COLUMNS)
     inside = (row < tokens)[:, None] & (column < OUT)[None, :]

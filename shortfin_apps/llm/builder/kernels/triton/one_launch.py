@@ -16,12 +16,14 @@ not, a norm is one more stage before qkv and before gate and up. Stages write ov
 between the last read and the next write of a buffer is at least one barrier.
 
 The weights of a layer are found in the table `weights` [LAYERS + 1, NUM_FIELDS] i64 of addresses, which
-`store_addresses` writes once, when the program is loaded. The first column of the row after the last layer is
-the norm before the head, so that the norm after a layer is always the first column of the next row.
+`store_addresses` writes once, when the program is loaded. A matrix has three columns: itself, and in blocks
+its scales and any minima. The row after the last layer has the norm before the head, so that the norm after a
+layer is always the first column of the next row, and in place of q, k and v the head.
 """
 
 import triton
 import triton.language as tl
+from triton.runtime.jit import constexpr_function
 
 from shortfin_apps.llm.builder.kernels.triton.attention import attend_share
 from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear_tile, linear_tile
@@ -34,30 +36,24 @@ from shortfin_apps.llm.builder.kernels.triton.synchronisation import (
     wait_for,
 )
 
-# Columns of the table of addresses. FIELDS in lowering/triton/one_launch_kernels.py has this order.
-ATTENTION_NORM, QKV, BIAS, HEAD_NORM, SINKS, OUTPUT, FFN_NORM, GATE_UP, DOWN = map(tl.constexpr, range(9))
-NUM_FIELDS = tl.constexpr(9)
+# Columns of the table of addresses; COLUMNS in lowering/triton/one_launch_kernels.py has the same. Those of
+# matrices are followed by two more.
+ATTENTION_NORM, BIAS, HEAD_NORM, SINKS, FFN_NORM = map(tl.constexpr, range(5))
+QKV, OUTPUT, GATE_UP, DOWN = map(tl.constexpr, range(5, 17, 3))
+NUM_FIELDS = tl.constexpr(17)
 ALIGNMENT = tl.constexpr(16)  # bytes; of all weights and buffers
+FLOATS = {"f32": tl.float32, "f16": tl.float16, "bf16": tl.bfloat16}
 
 
 @triton.jit
-def store_addresses(
-    attention_norm, qkv, bias, head_norm, sinks, output, ffn_norm, gate_up, down, table, layer
-):
-    """Store the addresses of a layer's weights in row `layer` of `table` [any, NUM_FIELDS] i64.
+def store_addresses(w, scales, minima, table, at):
+    """Store the addresses of a weight's parameters, but for those that are None, in `table` [any] i64.
 
-    Nothing is stored for a weight that is None.
+    `at`: index of the first of three elements.
     """
-    row = table + layer * NUM_FIELDS
-    store_address(row + ATTENTION_NORM, attention_norm)
-    store_address(row + QKV, qkv)
-    store_address(row + BIAS, bias)
-    store_address(row + HEAD_NORM, head_norm)
-    store_address(row + SINKS, sinks)
-    store_address(row + OUTPUT, output)
-    store_address(row + FFN_NORM, ffn_norm)
-    store_address(row + GATE_UP, gate_up)
-    store_address(row + DOWN, down)
+    store_address(table + at, w)
+    store_address(table + at + 1, scales)
+    store_address(table + at + 2, minima)
 
 
 @triton.jit
@@ -66,14 +62,41 @@ def store_address(at, weight):
         tl.store(at, weight.to(tl.int64))
 
 
+@constexpr_function
+def float_type(name):
+    return FLOATS[name]
+
+
 @triton.jit
-def weight_at(table, layer, FIELD: tl.constexpr, like, EXISTS: tl.constexpr = True):
-    """Return the address of a layer's weight, whose elements have the type of `like`'s; None without one."""
+def weight_at(table, layer, FIELD: tl.constexpr, TYPE: tl.constexpr, EXISTS: tl.constexpr = True):
+    """Return the address of a layer's weight, which has elements of a type; None without one."""
     if EXISTS:
         address = tl.load(table + layer * NUM_FIELDS + FIELD)
-        return tl.multiple_of(address.to(like.dtype), ALIGNMENT)
+        return tl.multiple_of(address.to(tl.pointer_type(TYPE)), ALIGNMENT)
     else:
         return None
+
+
+@triton.jit
+def matrix_at(table, layer, FIELD: tl.constexpr, LAYOUT: tl.constexpr, TYPE: tl.constexpr):
+    """Return the addresses of a layer's matrix, its scales and its minima; None for what it does not have.
+
+    LAYOUT is None for floats of TYPE. In blocks, it is the number of the matrix's parameters, before BLOCKS
+    (see blocks.py).
+    """
+    if LAYOUT is None:
+        return weight_at(table, layer, FIELD, TYPE), None, None
+    else:
+        TERM: tl.constexpr = tl.int8 if LAYOUT[3] else tl.float16
+        w = weight_at(table, layer, FIELD, tl.int8)
+        scales = weight_at(table, layer, FIELD + 1, TERM)
+        return w, scales, weight_at(table, layer, FIELD + 2, TERM, LAYOUT[0] > 2)
+
+
+@constexpr_function
+def blocks_of(layout):
+    """Return BLOCKS of a matrix with this LAYOUT (see `matrix_at`)."""
+    return layout and layout[1:]
 
 
 @triton.jit
@@ -91,7 +114,7 @@ def after_stage(barrier, stage, PROGRAMS: tl.constexpr):
 
 @triton.jit
 def decode_layers(
-    ids, embedding, head, weights, rotary, slots, starts, seq_lens, blocks,
+    ids, embedding, embedding_scales, embedding_minima, weights, rotary, slots, starts, seq_lens, blocks,
     cache, counters, barrier, logits, work, width,
     PROGRAMS: tl.constexpr, TOKENS: tl.constexpr, LAYERS: tl.constexpr, HIDDEN: tl.constexpr,
     VOCAB: tl.constexpr, FFN: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr, EPS: tl.constexpr,
@@ -99,64 +122,70 @@ def decode_layers(
     HAS_SINKS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr,
     ROW: tl.constexpr, QUERIES: tl.constexpr, SLOTS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    SHARES: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, ROWS: tl.constexpr,
-    EARLY: tl.constexpr, QKV_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, GATE_UP_TILE: tl.constexpr,
-    DOWN_TILE: tl.constexpr, HEAD_TILE: tl.constexpr, DEFERS: tl.constexpr, X: tl.constexpr,
+    SHARES: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    FLOAT: tl.constexpr, EMBEDDING_BLOCKS: tl.constexpr, QKV_LAYOUT: tl.constexpr,
+    OUTPUT_LAYOUT: tl.constexpr, GATE_UP_LAYOUT: tl.constexpr, DOWN_LAYOUT: tl.constexpr,
+    HEAD_LAYOUT: tl.constexpr, QKV_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, GATE_UP_TILE: tl.constexpr,
+    DOWN_TILE: tl.constexpr, HEAD_TILE: tl.constexpr, DEFERS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr,
     SCALED: tl.constexpr, SQUARES: tl.constexpr, Q: tl.constexpr, ATTENDED: tl.constexpr,
     GATED: tl.constexpr, PARTS: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
     """Compute `logits` [TOKENS, VOCAB] f32 of the tokens `ids` [TOKENS] i64, one per batch row.
 
-    `embedding` and `head` [VOCAB, HIDDEN]; `rotary` and `slots` are as in `project_qkv`; `starts`,
+    `embedding` [VOCAB, HIDDEN] is as in `embed`; `rotary` and `slots` are as in `project_qkv`; `starts`,
     `seq_lens`, `blocks`, `cache` and `counters` as in `attend_singles`. `barrier` [1] i32 and `counters` must
     be zero before a launch. `work` i8 has the buffers between stages, each at the byte that the constant of
-    its name says. DEFERS: norms are deferred. A matmul's tile is (columns, depth), with ROWS rows, at least
-    TOKENS. If a wait takes too long, all logits are NaN.
+    its name says. FLOAT: the type of activations. DEFERS: norms are deferred. A matmul's tile is (columns,
+    depth, rows, PARTS), with at least TOKENS rows; LAYOUT is as in `matrix_at`. If a wait takes too long,
+    all logits are NaN.
     """
     Q_FEATURES: tl.constexpr = HEADS * HEAD_DIM
+    TYPE: tl.constexpr = float_type(FLOAT)
     IN_BYTES: tl.constexpr = cache.dtype.element_ty == tl.int8
+    # The residual stream before and after attention: no stage writes what it reads, as Triton may load twice.
     x = buffer_at(work, X, tl.float32)
-    scaled = buffer_at(work, SCALED, embedding.dtype.element_ty)
+    y = buffer_at(work, Y, tl.float32)
+    scaled = buffer_at(work, SCALED, TYPE)
     squares = buffer_at(work, SQUARES, tl.float32) if DEFERS else None
-    q = buffer_at(work, Q, embedding.dtype.element_ty if IN_BYTES else cache.dtype.element_ty)
-    attended = buffer_at(work, ATTENDED, embedding.dtype.element_ty)
-    gated = buffer_at(work, GATED, embedding.dtype.element_ty)
+    q = buffer_at(work, Q, TYPE if IN_BYTES else cache.dtype.element_ty)
+    attended = buffer_at(work, ATTENDED, TYPE)
+    gated = buffer_at(work, GATED, TYPE)
     parts = buffer_at(work, PARTS, tl.float32)
     states = buffer_at(work, STATES, tl.float32)
     first = tl.program_id(0)
     stage = 1
 
-    first_norm = weight_at(weights, 0, ATTENTION_NORM, x, DEFERS)
+    first_norm = weight_at(weights, 0, ATTENTION_NORM, tl.float32, DEFERS)
     for token in tl.range(first, TOKENS, PROGRAMS, num_stages=1):
         embed_token(
-            token, ids, embedding, None, None, first_norm, x, scaled, squares,
-            VOCAB, SCALE, HIDDEN, BLOCK, GROUP, None,
+            token, ids, embedding, embedding_scales, embedding_minima, first_norm, x, scaled, squares,
+            VOCAB, SCALE, HIDDEN, BLOCK, GROUP, EMBEDDING_BLOCKS,
         )  # fmt: skip
     arrive(barrier)
 
     for layer in tl.range(0, LAYERS, num_stages=1):
         if not DEFERS:
-            its_norm = weight_at(weights, layer, ATTENTION_NORM, x)
+            its_norm = weight_at(weights, layer, ATTENTION_NORM, tl.float32)
             stage = after_stage(barrier, stage, PROGRAMS)
             norm_tokens(its_norm, x, scaled, PROGRAMS, TOKENS, HIDDEN, BLOCK, EPS)
             arrive(barrier)
 
-        qkv = weight_at(weights, layer, QKV, embedding)
-        bias = weight_at(weights, layer, BIAS, x, HAS_BIAS)
-        head_norm = weight_at(weights, layer, HEAD_NORM, x, HAS_HEAD_NORM)
+        w, scales, minima = matrix_at(weights, layer, QKV, QKV_LAYOUT, TYPE)
+        bias = weight_at(weights, layer, BIAS, tl.float32, HAS_BIAS)
+        head_norm = weight_at(weights, layer, HEAD_NORM, tl.float32, HAS_HEAD_NORM)
         columns = (HEADS + 2 * KV_HEADS) * HEAD_COLUMNS
         stage = after_stage(barrier, stage, PROGRAMS)
         for tile in tl.range(first, tl.cdiv(columns, QKV_TILE[0]), PROGRAMS, num_stages=1):
             project_qkv_tile(
                 0, tile * (QKV_TILE[0] // 2),
-                scaled, None, squares, qkv, None, None, bias, head_norm, rotary, slots, cache, q, TOKENS,
+                scaled, None, squares, w, scales, minima, bias, head_norm, rotary, slots, cache, q, TOKENS,
                 layer,
-                HIDDEN, HEADS, KV_HEADS, HEAD_DIM, HEAD_COLUMNS, STRIDE, ROW, EPS, GROUP, None, ROWS,
-                QKV_TILE[0], QKV_TILE[1], EARLY, 1,
+                HIDDEN, HEADS, KV_HEADS, HEAD_DIM, HEAD_COLUMNS, STRIDE, ROW, EPS, GROUP,
+                blocks_of(QKV_LAYOUT), QKV_TILE[2], QKV_TILE[0], QKV_TILE[1], EARLY, QKV_TILE[3],
             )  # fmt: skip
         arrive(barrier)
 
-        sinks = weight_at(weights, layer, SINKS, x, HAS_SINKS)
+        sinks = weight_at(weights, layer, SINKS, tl.float32, HAS_SINKS)
         splits = tl.minimum(tl.cdiv(width * STRIDE, SPLIT), MOST_SPLITS)
         stage = after_stage(barrier, stage, PROGRAMS)
         for item in tl.range(first, TOKENS * KV_HEADS * splits, PROGRAMS, num_stages=1):
@@ -171,55 +200,60 @@ def decode_layers(
             memory_barrier()  # waves without queries of the item must not start the next one yet
         arrive(barrier)
 
-        output = weight_at(weights, layer, OUTPUT, embedding)
-        ffn_norm = weight_at(weights, layer, FFN_NORM, x, DEFERS)
+        w, scales, minima = matrix_at(weights, layer, OUTPUT, OUTPUT_LAYOUT, TYPE)
+        ffn_norm = weight_at(weights, layer, FFN_NORM, tl.float32, DEFERS)
         stage = after_stage(barrier, stage, PROGRAMS)
         for tile in tl.range(first, tl.cdiv(HIDDEN, OUTPUT_TILE[0]), PROGRAMS, num_stages=1):
             linear_tile(
                 0, tile * OUTPUT_TILE[0],
-                attended, None, None, output, None, None, x, ffn_norm, x, scaled, squares, TOKENS,
-                Q_FEATURES, HIDDEN, EPS, GROUP, None, ROWS, OUTPUT_TILE[0], OUTPUT_TILE[1], EARLY, 1,
+                attended, None, None, w, scales, minima, x, ffn_norm, y, scaled, squares, TOKENS,
+                Q_FEATURES, HIDDEN, EPS, GROUP, blocks_of(OUTPUT_LAYOUT),
+                OUTPUT_TILE[2], OUTPUT_TILE[0], OUTPUT_TILE[1], EARLY, OUTPUT_TILE[3],
             )  # fmt: skip
         arrive(barrier)
 
         if not DEFERS:
-            its_norm = weight_at(weights, layer, FFN_NORM, x)
+            its_norm = weight_at(weights, layer, FFN_NORM, tl.float32)
             stage = after_stage(barrier, stage, PROGRAMS)
-            norm_tokens(its_norm, x, scaled, PROGRAMS, TOKENS, HIDDEN, BLOCK, EPS)
+            norm_tokens(its_norm, y, scaled, PROGRAMS, TOKENS, HIDDEN, BLOCK, EPS)
             arrive(barrier)
 
-        gate_up = weight_at(weights, layer, GATE_UP, embedding)
+        w, scales, minima = matrix_at(weights, layer, GATE_UP, GATE_UP_LAYOUT, TYPE)
         stage = after_stage(barrier, stage, PROGRAMS)
         for tile in tl.range(first, tl.cdiv(2 * FFN, GATE_UP_TILE[0]), PROGRAMS, num_stages=1):
             gated_linear_tile(
                 0, tile * (GATE_UP_TILE[0] // 2),
-                scaled, None, squares, gate_up, None, None, gated, TOKENS,
-                HIDDEN, FFN, EPS, GROUP, None, ROWS, GATE_UP_TILE[0], GATE_UP_TILE[1], EARLY, 1, ACTIVATION,
+                scaled, None, squares, w, scales, minima, gated, TOKENS,
+                HIDDEN, FFN, EPS, GROUP, blocks_of(GATE_UP_LAYOUT),
+                GATE_UP_TILE[2], GATE_UP_TILE[0], GATE_UP_TILE[1], EARLY, GATE_UP_TILE[3], ACTIVATION,
             )  # fmt: skip
         arrive(barrier)
 
-        down = weight_at(weights, layer, DOWN, embedding)
-        next_norm = weight_at(weights, layer + 1, ATTENTION_NORM, x, DEFERS)
+        w, scales, minima = matrix_at(weights, layer, DOWN, DOWN_LAYOUT, TYPE)
+        next_norm = weight_at(weights, layer + 1, ATTENTION_NORM, tl.float32, DEFERS)
         stage = after_stage(barrier, stage, PROGRAMS)
         for tile in tl.range(first, tl.cdiv(HIDDEN, DOWN_TILE[0]), PROGRAMS, num_stages=1):
             linear_tile(
                 0, tile * DOWN_TILE[0],
-                gated, None, None, down, None, None, x, next_norm, x, scaled, squares, TOKENS,
-                FFN, HIDDEN, EPS, GROUP, None, ROWS, DOWN_TILE[0], DOWN_TILE[1], EARLY, 1,
+                gated, None, None, w, scales, minima, y, next_norm, x, scaled, squares, TOKENS,
+                FFN, HIDDEN, EPS, GROUP, blocks_of(DOWN_LAYOUT),
+                DOWN_TILE[2], DOWN_TILE[0], DOWN_TILE[1], EARLY, DOWN_TILE[3],
             )  # fmt: skip
         arrive(barrier)
 
     if not DEFERS:
-        its_norm = weight_at(weights, LAYERS, ATTENTION_NORM, x)
+        its_norm = weight_at(weights, LAYERS, ATTENTION_NORM, tl.float32)
         stage = after_stage(barrier, stage, PROGRAMS)
         norm_tokens(its_norm, x, scaled, PROGRAMS, TOKENS, HIDDEN, BLOCK, EPS)
         arrive(barrier)
+    w, scales, minima = matrix_at(weights, LAYERS, QKV, HEAD_LAYOUT, TYPE)
     stage = after_stage(barrier, stage, PROGRAMS)
     for tile in tl.range(first, tl.cdiv(VOCAB, HEAD_TILE[0]), PROGRAMS, num_stages=1):
         linear_tile(
             0, tile * HEAD_TILE[0],
-            scaled, None, squares, head, None, None, None, None, logits, None, None, TOKENS,
-            HIDDEN, VOCAB, EPS, GROUP, None, ROWS, HEAD_TILE[0], HEAD_TILE[1], EARLY, 1,
+            scaled, None, squares, w, scales, minima, None, None, logits, None, None, TOKENS,
+            HIDDEN, VOCAB, EPS, GROUP, blocks_of(HEAD_LAYOUT),
+            HEAD_TILE[2], HEAD_TILE[0], HEAD_TILE[1], EARLY, HEAD_TILE[3],
         )  # fmt: skip
     if is_abandoned(barrier):
         memory_barrier()  # no logits of another wave may follow

@@ -1,8 +1,9 @@
 """Decodes of a few rows as one launch: all operations from Embed to the logits (`--one-launch`).
 
-Models of equal layers qualify, each an attention and a gated feed-forward in floats, as in Llama; with norms
-of q and k, biases of q, k and v, windows, sinks or caps of scores. `takes` decides by the operations, so a
-model family does not declare it. Other models and larger batches use separate launches.
+Models of equal layers qualify, each an attention and a gated feed-forward as in Llama, with weights in floats
+or in blocks; with norms of q and k, biases of q, k and v, windows, sinks or caps of scores. `takes` decides
+by the operations, so a model family does not declare it. Other models and larger batches use separate
+launches.
 
 The kernel (kernels/triton/one_launch.py) consists of the separate kernels, so its constants are read from
 them: `MatmulKernels` and `AttentionKernels` create these kernels, with tiles that suit one launch.
@@ -14,9 +15,13 @@ from collections.abc import Sequence
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
+from shortfin_apps.llm.builder.lowering.triton.launch import Launcher, Operands
+from shortfin_apps.llm.builder.lowering.triton.matmul import load_matrix
 from shortfin_apps.llm.builder.lowering.triton.one_launch_kernels import (
-    FIELDS,
+    COLUMNS,
+    EMBEDDING,
+    MATRICES,
+    NUM_COLUMNS,
     Decode,
     Layer,
     OneLaunchKernels,
@@ -36,11 +41,12 @@ from shortfin_apps.llm.model.operations import (
 from shortfin_apps.llm.model.spec import num_weights
 
 MOST_ROWS = 8
-# With more weights, a decode waits for memory, and separate launches were faster on an H200.
+# With more weights, a decode waits for memory, and separate launches were faster on an H200. In blocks, they
+# run more workgroups at a time, which widening needs.
 MOST_WEIGHTS = 4_000_000_000
+MOST_WEIGHTS_IN_BLOCKS = 500_000_000
 TABLE = "one_launch.weights"
 
-MATRICES = ("qkv", "output", "gate_up", "down")  # fields of the table of addresses
 # What may be between the projection to q, k and v and attention, and the field of its weight.
 OPTIONAL: dict[type[Operation], str] = {AddBias: "bias", NormHeads: "head_norm"}
 BETWEEN: list[list[type[Operation]]] = [[], [AddBias], [NormHeads], [AddBias, NormHeads]]
@@ -48,9 +54,11 @@ BETWEEN: list[list[type[Operation]]] = [[], [AddBias], [NormHeads], [AddBias, No
 
 def wants_one_launch(context: LoweringContext) -> bool:
     """Return whether decodes of a few rows should be one launch: as requested, or where that is faster."""
-    if (wanted := context.options.one_launch) is not None:
-        return wanted
-    return context.target.cpu.startswith("sm_90") and num_weights(context.spec) <= MOST_WEIGHTS
+    options = context.options
+    if options.one_launch is not None:
+        return options.one_launch
+    most = MOST_WEIGHTS if options.weights == options.activations else MOST_WEIGHTS_IN_BLOCKS
+    return context.target.cpu.startswith("sm_90") and num_weights(context.spec) <= most
 
 
 class OneLaunch:
@@ -83,8 +91,7 @@ class OneLaunch:
         assert isinstance(batch.rows, int)
         operands = {
             "ids": values["tokens"],
-            "embedding": self._weights.load_one(e, decode.embedding),
-            "head": self._weights.load_one(e, decode.head),
+            **dict(zip(EMBEDDING, self._weights.load(e, decode.embedding), strict=False)),
             "weights": self._table(e, decode),
             "rotary": batch.rotary,
             "slots": batch.slots,
@@ -111,26 +118,28 @@ class OneLaunch:
         match operations:
             case [Embed() as embed, *rest, LastTokens(), Norm() as norm, Linear() as head]:
                 layers = _layers(rest)
-                if layers and self._are_equal(layers) and self._in_floats(embed.weight, head.weight):
+                if layers and self._are_equal(layers) and self._are_supported(embed.weight, head.weight):
                     return Decode(embed.weight, layers, norm.weight, head.weight)
         return None
 
     def _are_equal(self, layers: Sequence[Layer]) -> bool:
         """Whether one kernel can compute all layers: they differ only in the elements of their weights."""
         kinds = {(layer.block, layer.activation, *self._types(layer)) for layer in layers}
-        matrices = [layer.weights[field] for layer in layers for field in MATRICES]
-        return len(kinds) == 1 and self._in_floats(*matrices)
+        weights = [weight for layer in layers for name, weight in layer.weights.items() if name in MATRICES]
+        return len(kinds) == 1 and self._are_supported(*weights)
 
     def _types(self, layer: Layer) -> list[object]:
         weights = self._weights
         return [(field, weights.shape(name), weights.layout(name)) for field, name in layer.weights.items()]
 
-    def _in_floats(self, *weights: str) -> bool:
-        return all(self._weights.layout(each) == RowMajor(self._options.activations) for each in weights)
+    def _are_supported(self, *matrices: str) -> bool:
+        """Whether all matrices are in blocks, or in the floats of activations."""
+        layouts = map(self._weights.layout, matrices)
+        return all(each.blocks or each == RowMajor(self._options.activations) for each in layouts)
 
     def _table(self, e: Emitter, decode: Decode) -> Tensor:
         """Return the addresses of the layers' weights, which are stored when the program is loaded."""
-        shape = len(decode.rows_of_table), len(FIELDS)
+        shape = len(decode.rows_of_table), NUM_COLUMNS
         self._rendered.add(TABLE, decode, lambda: self._initialiser(decode, shape))
         return e.load(TABLE, shape, "i64")
 
@@ -138,11 +147,12 @@ class OneLaunch:
         """Return the MLIR of the table: a global, and launches that fill it when the program is loaded."""
         e = Emitter()
         table = e.fill("0", shape, "i64")
-        for number, weights in enumerate(decode.rows_of_table):
-            given = {field: self._weights.load_one(e, name) for field, name in weights.items()}
-            absent = dict.fromkeys(set(FIELDS) - given.keys())
-            operands = {**given, **absent, "table": table, "layer": number}
-            table = self._launcher.launch(e, address_kernel(given, shape), operands)["table"]
+        for row, weights in enumerate(decode.rows_of_table):
+            for name, weight in weights.items():
+                given = load_matrix(e, self._weights, weight)
+                at = row * NUM_COLUMNS + COLUMNS[name]
+                operands: Operands = {**given, "table": table, "at": at}
+                table = self._launcher.launch(e, address_kernel(given, shape), operands)["table"]
         lines = "\n".join(e.lines)
         return f"""\
 util.global private @"{TABLE}" : {table.type}

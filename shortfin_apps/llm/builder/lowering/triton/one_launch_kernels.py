@@ -14,14 +14,28 @@ from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.kernels.triton.one_launch import decode_layers, store_addresses
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.attention_kernels import AttentionKernels
-from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, deferred
+from shortfin_apps.llm.builder.lowering.triton.matmul import (
+    MATRIX,
+    MatmulKernels,
+    block_constants,
+    deferred,
+    matrix,
+)
 from shortfin_apps.llm.builder.lowering.triton.tiles import one_launch_tiles, power_of_two, tiles_of
-from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES
+from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, WeightLayout
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.operations import Activation
 
-# Columns of the table of addresses, in the order of kernels/triton/one_launch.py.
-FIELDS = ("attention_norm", "qkv", "bias", "head_norm", "sinks", "output", "ffn_norm", "gate_up", "down")
+MATRICES = ("qkv", "output", "gate_up", "down")
+# The columns of the table of addresses, as in kernels/triton/one_launch.py. A matrix has one for each of
+# MATRIX.
+_VECTORS = ("attention_norm", "bias", "head_norm", "sinks", "ffn_norm")
+COLUMNS = {
+    **{name: column for column, name in enumerate(_VECTORS)},
+    **{name: len(_VECTORS) + number * len(MATRIX) for number, name in enumerate(MATRICES)},
+}
+EMBEDDING = ("embedding", "embedding_scales", "embedding_minima")
+NUM_COLUMNS = len(_VECTORS) + len(MATRICES) * len(MATRIX)
 
 _LINE = 128  # bytes
 _ITEM_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()}
@@ -48,7 +62,7 @@ class Decode:
     @property
     def rows_of_table(self) -> list[dict[str, str]]:
         """The weights by field, for each row of the table of addresses."""
-        return [*(layer.weights for layer in self.layers), {FIELDS[0]: self.norm}]
+        return [*(layer.weights for layer in self.layers), {"attention_norm": self.norm, "qkv": self.head}]
 
 
 class OneLaunchKernels:
@@ -68,15 +82,16 @@ class OneLaunchKernels:
         """Return the kernel for `rows` batch rows of one token each."""
         layer, spec = decode.layers[0], self._spec
         attention = self._attention(layer.block, rows, slab)
-        matmuls = self._stages(layer, decode.head, rows, slab)
+        matmuls = self._matmuls_of(decode, rows, slab)
         work = self._work(layer, rows, attention)
+        reads = self._reads(decode, rows, attention)
         programs = min(self._tiles.programs, max(map(_items, (attention, *matmuls.values()))))
         return Kernel(
             name=f"decode_layers_{rows}",
             function=decode_layers,
             interface=Interface(
                 constants=("width",),
-                reads=self._reads(decode, rows, attention),
+                reads=reads,
                 writes=self._writes(rows, attention, work),
             ),
             constexprs={
@@ -93,6 +108,9 @@ class OneLaunchKernels:
                 "ACTIVATION": layer.activation,
                 **{f"HAS_{name.upper()}": name in layer.weights for name in ("bias", "head_norm", "sinks")},
                 **_attention_constants(attention),
+                "FLOAT": self._act,
+                "EMBEDDING_BLOCKS": block_constants(self._weights.layout(decode.embedding)),
+                **dict.fromkeys(set(EMBEDDING) - reads.keys()),
                 **_matmul_constants(matmuls),
                 "DEFERS": self._defers_norms,
                 **{name.upper(): offset for name, offset in work.offsets.items()},
@@ -101,15 +119,20 @@ class OneLaunchKernels:
             tuning=self._tiles.tuning,
         )
 
-    def _stages(self, layer: Layer, head: str, rows: int, slab: Slab) -> dict[str, Kernel]:
-        """Return the matmuls as separate kernels, by the names of their tiles in the one kernel."""
-        shapes = {name: self._weights.shape(weight) for name, weight in layer.weights.items()}
+    def _matmuls_of(self, decode: Decode, rows: int, slab: Slab) -> dict[str, Kernel]:
+        """Return the matmuls as separate kernels, by the names of their weights."""
+        layer, matmuls = decode.layers[0], self._matmuls
+
+        def stored(weight: str) -> tuple[tuple[int, ...], int, WeightLayout]:
+            return self._weights.shape(weight), rows, self._weights.layout(weight)
+
+        shape, _, layout = stored(layer.weights["qkv"])
         return {
-            "QKV_TILE": self._matmuls.project_qkv(layer.block, shapes["qkv"], rows, slab),
-            "OUTPUT_TILE": self._matmuls.linear(shapes["output"], rows),
-            "GATE_UP_TILE": self._matmuls.gated_linear(layer.activation, shapes["gate_up"], rows),
-            "DOWN_TILE": self._matmuls.linear(shapes["down"], rows),
-            "HEAD_TILE": self._matmuls.linear(self._weights.shape(head), rows),
+            "qkv": matmuls.project_qkv(layer.block, shape, rows, slab, layout),
+            "output": matmuls.linear(*stored(layer.weights["output"])),
+            "gate_up": matmuls.gated_linear(layer.activation, *stored(layer.weights["gate_up"])),
+            "down": matmuls.linear(*stored(layer.weights["down"])),
+            "head": matmuls.linear(*stored(decode.head)),
         }
 
     def _attention(self, block: Attention, rows: int, slab: Slab) -> Kernel:
@@ -121,13 +144,12 @@ class OneLaunchKernels:
         return self._weights.shape(layer.weights[field])[0]
 
     def _reads(self, decode: Decode, rows: int, attention: Kernel) -> dict[str, Buffer]:
-        vocab, hidden = self._spec.vocab_size, self._spec.hidden_size
         of_attention = _of_rows(attention.interface.reads, rows)
+        embedding = matrix(self._weights.layout(decode.embedding), self._weights.shape(decode.embedding))
         return {
             "ids": buffer("i64", rows),
-            "embedding": buffer(self._act, vocab, hidden),
-            "head": buffer(self._act, vocab, hidden),
-            "weights": buffer("i64", len(decode.layers) + 1, len(FIELDS)),
+            **dict(zip(EMBEDDING, embedding.values(), strict=False)),
+            "weights": buffer("i64", len(decode.layers) + 1, NUM_COLUMNS),
             "rotary": buffer("f32", rows, 2, decode.layers[0].block.head_dim // 2),
             "slots": buffer("i64", rows),
             **{name: of_attention[name] for name in ("starts", "seq_lens", "blocks")},
@@ -149,6 +171,7 @@ class OneLaunchKernels:
         of_attention = _of_rows(attention.interface.buffers, rows)
         buffers = {
             "x": buffer("f32", rows, hidden),
+            "y": buffer("f32", rows, hidden),
             **_of_rows(deferred(self._act, hidden), rows),
             "q": of_attention["q"],
             "attended": of_attention["out"],
@@ -159,18 +182,17 @@ class OneLaunchKernels:
         return Regions({name: _aligned_bytes(each) for name, each in buffers.items()})
 
 
-def address_kernel(weights: Mapping[str, Tensor], shape: tuple[int, int]) -> Kernel:
-    """Return the kernel that stores the addresses of `weights`, by field, in a row of the table [shape]."""
-    buffers = {name: buffer(each.dtype, *map(int, each.shape)) for name, each in weights.items()}
+def address_kernel(weight: Mapping[str, Tensor], shape: tuple[int, int]) -> Kernel:
+    """Return the kernel that stores the addresses of a weight's parameters, by MATRIX, in the table."""
     return Kernel(
-        name="store_addresses",
+        name="_".join(["store_addresses", *(each.dtype for each in weight.values())]),
         function=store_addresses,
         interface=Interface(
-            constants=("layer",),
-            reads={field: buffers.get(field, buffer("f32")) for field in FIELDS},
+            constants=("at",),
+            reads={name: buffer(each.dtype) for name, each in weight.items()},
             writes={"table": buffer("i64", *shape)},
         ),
-        constexprs={},
+        constexprs=dict.fromkeys(set(MATRIX) - weight.keys()),
         grid=[1],
         tuning=Tuning(num_waves=1),
     )
@@ -203,12 +225,24 @@ def _attention_constants(attention: Kernel) -> dict[str, Constexpr]:
 
 
 def _matmul_constants(matmuls: Mapping[str, Kernel]) -> dict[str, Constexpr]:
-    """Return the tile (columns, depth) of each matmul, and what is common to all of them."""
-    qkv = matmuls["QKV_TILE"].constexprs
-    common = {name: qkv[name] for name in ("HEAD_COLUMNS", "ROWS", "EARLY")}
-    return {**common, **{name: _tile_of(each) for name, each in matmuls.items()}}
+    """Return the tile and the layout of each matmul's weight, and what is common to all matmuls."""
+    common = {name: matmuls["qkv"].constexprs[name] for name in ("HEAD_COLUMNS", "EARLY")}
+    tiles = {f"{name.upper()}_TILE": _tile_of(each) for name, each in matmuls.items()}
+    return {
+        **common,
+        **tiles,
+        **{f"{name.upper()}_LAYOUT": _layout_of(each) for name, each in matmuls.items()},
+    }
 
 
 def _tile_of(matmul: Kernel) -> tuple[int, ...]:
-    sizes = [matmul.constexprs[name] for name in ("COLUMNS", "DEPTH")]
+    sizes = [matmul.constexprs[name] for name in ("COLUMNS", "DEPTH", "ROWS", "PARTS")]
     return tuple(size for size in sizes if isinstance(size, int))
+
+
+def _layout_of(matmul: Kernel) -> tuple[int, ...] | None:
+    """Return the number of the weight's parameters before BLOCKS; None for weights in floats."""
+    blocks = matmul.constexprs["BLOCKS"]
+    if not isinstance(blocks, tuple):
+        return None
+    return sum(name in matmul.interface.reads for name in MATRIX), *blocks

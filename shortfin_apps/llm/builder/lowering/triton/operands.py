@@ -55,7 +55,7 @@ class MatmulOperands:
         layout, tokens = self._weights.layout(weight), given.x.shape[0]
         stored = load_matrix(e, self._weights, weight)
         if isinstance(layout, BlockRows) and (isinstance(tokens, str) or tokens >= WIDENED_TOKENS):
-            stored = self._widened(e, stored, self._weights.shape(weight), layout)
+            stored = self._widened(e, stored, self._weights.shape(weight), layout, given.x)
             layout = RowMajor(self._act)
         x = self.activations(e, given.x, weight)
         return layout, {"tokens": tokens, **x, "in_squares": given.squares, **stored}
@@ -85,15 +85,22 @@ class MatmulOperands:
         return {"x": found["quants"], "x_scales": found["scales"]}
 
     def _widened(
-        self, e: Emitter, stored: dict[str, Tensor], shape: tuple[int, ...], layout: BlockRows
+        self, e: Emitter, stored: dict[str, Tensor], shape: tuple[int, ...], layout: BlockRows, x: Tensor
     ) -> dict[str, Tensor]:
+        """Return the operands of a weight in floats, for the input `x` of its matmul.
+
+        x is an operand that is not constant. Without one, IREE would widen a small weight when the program is
+        loaded, and free the stored one, which a decode as one launch reads by its address.
+        """
         out_features, in_features = shape
         reads = matrix(layout, shape)
         kernel = Kernel(
             name=f"widen_{layout.blocks}_{out_features}x{in_features}",
             function=widen,
             interface=Interface(
-                constants=(), reads=reads, writes={"y": buffer(self._act, out_features, in_features)}
+                constants=(),
+                reads={**reads, "x": buffer(self._act, "tokens", in_features)},
+                writes={"y": buffer(self._act, out_features, in_features)},
             ),
             constexprs={
                 "IN": in_features,
@@ -106,4 +113,4 @@ class MatmulOperands:
             grid=[-(-out_features // _WIDENED_ROWS), -(-in_features // _WIDENED_DEPTH)],
             tuning=Tuning(num_waves=4),
         )
-        return {"w": self._launcher.launch(e, kernel, stored)["y"]}
+        return {"w": self._launcher.launch(e, kernel, {**stored, "x": x})["y"]}

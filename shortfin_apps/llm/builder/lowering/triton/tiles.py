@@ -129,14 +129,16 @@ class TileTable:
 
 @dataclass(frozen=True, slots=True)
 class OneLaunchTiles:
-    """The tiles of a decode as one launch. All stages have the same `tuning` and `depth_bytes`.
+    """The tiles of a decode as one launch. All stages have the same `tuning` and, in floats, `depth_bytes`.
 
-    `programs`: maximum number of workgroups, all of which must be resident at the same time.
+    `programs`: maximum number of workgroups, all of which must be resident at the same time. `separate`: the
+    tiles of separate launches, whose matmuls divide K into the same number of parts.
     """
 
     programs: int
     depth_bytes: int
     tuning: Tuning
+    separate: TileTable
 
     def matmul(self, tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None = None) -> MatmulTile:
         """Return the tile with which the workgroup that has the most columns has the fewest."""
@@ -146,7 +148,10 @@ class OneLaunchTiles:
             return -(-tiles // self.programs) * columns
 
         columns = min((64, 32, 16), key=most_columns)  # of equal ones the widest
-        return MatmulTile(16, columns, self.depth_bytes, self.tuning)
+        parts = self.separate.matmul(tokens, shape, layout).parts
+        if parts == 1:
+            return MatmulTile(16, columns, self.depth_bytes, self.tuning)
+        return MatmulTile(8, 16, 1024, self.tuning, parts=parts).with_columns(min(columns, 32))
 
 
 _AMD = TileTable(
@@ -286,11 +291,11 @@ def tiles_of(target: Target) -> TileTable:
 
 def one_launch_tiles(target: Target) -> OneLaunchTiles:
     """Return the tiles of a decode as one launch on the target GPU."""
-    programs = _PROGRAMS.get(target.cpu.removesuffix("a"), _LEAST_PROGRAMS)
+    programs, tiles = _PROGRAMS.get(target.cpu.removesuffix("a"), _LEAST_PROGRAMS), tiles_of(target)
     if target.architecture == "nvptx":
-        return OneLaunchTiles(programs, 512, Tuning(4, 4))
+        return OneLaunchTiles(programs, 512, Tuning(4, 4), tiles)
     # All stages have the number of pipeline stages that attention takes (see _CDNA4).
-    return OneLaunchTiles(programs, 128, Tuning(4, tiles_of(target).decode_attention.tuning.num_stages))
+    return OneLaunchTiles(programs, 128, Tuning(4, tiles.decode_attention.tuning.num_stages), tiles)
 
 
 def fitted(tile: AttentionTile, sharing: int, head_bytes: int) -> AttentionTile:
