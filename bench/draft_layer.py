@@ -112,8 +112,8 @@ def write_text(work: Path, source_name: str) -> None:
 def train(work: Path) -> None:
     """Train the layer's weights; write them to `layer.npz`.
 
-    The layer imitates the model's hidden states, and its probabilities of the tokens in the text, in the first
-    round and in the second one, which gets the first one's results.
+    The layer imitates the model's hidden states, and its probabilities of the tokens in the text, in the
+    first round and in the second one, which gets the first one's results.
     """
     import torch
     import torch.nn.functional as F
