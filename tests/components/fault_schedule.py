@@ -204,7 +204,8 @@ def random_rig(
         extend_rank=extend_rank,
         speculation=speculation if speculates else None,
         draft=random_draft(rng) if drafter == "model" else None,
-        drafts=rng.choice([0.0, 0.2, 1.0]) if drafter == "layer" else None,
+        # A recorder leaves out drafts, and a replay's requests have no rows of hidden states.
+        drafts=rng.choice([0.0, 0.2, 1.0]) if drafter == "layer" and recorder is None else None,
         repeats=REPEATS,
         loop_sizes=loops,
         sample_sizes=samples,

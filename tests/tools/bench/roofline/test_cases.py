@@ -62,7 +62,7 @@ def test_plans_skip_lengths_beyond_the_context() -> None:
     found = list(plans(config, Choice([], [longest, longest + 1], [longest + 1, STRIDE]), has_extend=True))
     assert {plan.context for plan in found} == {longest, STRIDE}
     of_rows = {EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE, EntryFamily.LOGPROBS}
-    not_planned = {EntryFamily.DECODE_LOOP, *of_rows}
+    not_planned = {EntryFamily.DECODE_LOOP, EntryFamily.DRAFT, *of_rows}
     assert {plan.family for plan in found} == set(EntryFamily) - not_planned
     without = plans(config, Choice([], [longest], [STRIDE]), has_extend=False)
     assert EntryFamily.EXTEND not in {plan.family for plan in without}
