@@ -38,6 +38,10 @@ def test_chunks_are_a_page_only_where_that_is_said() -> None:
         assert options.batch_mode == schedule.mode
 
 
+def with_another_byte(data: bytes, index: int) -> bytes:
+    return bytes(each ^ (number == index) for number, each in enumerate(data))
+
+
 def outcome_of(artifact: Artifact, receipts: Sequence[Receipt], schedule: str = "alone") -> Outcome:
     with opened(artifact.vmfb.parent, receipts) as subject:
         return replay(subject, SCHEDULES[schedule])
@@ -57,7 +61,7 @@ def test_every_schedule_gives_the_same_bits(
     "change",
     [
         {"output_ids": lambda r: (*r.output_ids[:4], r.output_ids[4] ^ 1, *r.output_ids[5:])},
-        {"marks": lambda r: to_text(from_text(r.marks)[:4] + b"!" + from_text(r.marks)[5:])},
+        {"marks": lambda r: to_text(with_another_byte(from_text(r.marks), 4))},
         {"logits": lambda r: to_text(b"x" * 16)},
         {"prompt_ids": lambda r: (*r.prompt_ids, 5)},
         {"sampling": lambda r: r.sampling | {"seed": 12345}},
