@@ -31,6 +31,7 @@ from shortfin_apps.llm.components.request.messages import (
 )
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
+from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT
 from shortfin_apps.llm.contract.config import ModelConfig
 from tests.components.fake_device import (
     VOCAB,
@@ -223,7 +224,9 @@ def make_rig(
         drafter = DraftLayer(
             runner,
             cache,
-            DraftOptions(max_tokens=7, max_seq_len=config.max_seq_len, vocab_size=None, round_cost=0),
+            DraftOptions(
+                max_tokens=HIDDEN_PER_SLOT - 1, max_seq_len=config.max_seq_len, vocab_size=None, round_cost=0
+            ),
         )
     engine = Engine(
         scheduler=scheduler,

@@ -26,6 +26,7 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.components.sampling.candidates import Candidates
+from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT
 from shortfin_apps.llm.contract.errors import ArtifactError, InvocationError
 from shortfin_apps.llm.model.reference.draft import draft, hidden_before
 from shortfin_apps.llm.model.reference.forward import hidden_states
@@ -223,5 +224,17 @@ def test_a_model_without_a_draft_layer_is_refused(source: Path, tmp_path: Path) 
     with (
         pytest.raises(ArtifactError, match="no draft layer, which `--speculative mtp` needs"),
         open_engine(plain, EngineSettings(runtime="iree", speculative="mtp")),
+    ):
+        pass
+
+
+def test_more_proposals_than_hidden_states_are_kept_for_are_refused(artifact: Artifact) -> None:
+    """Whoever proposes: the draft layer would read other tokens' after they are rejected."""
+    settings = EngineSettings(runtime="iree", speculative="ngram", speculative_tokens=HIDDEN_PER_SLOT)
+    with (
+        pytest.raises(
+            ArtifactError, match="`--speculative-tokens` is at most 15 for a model"
+        ),
+        open_engine(artifact, settings),
     ):
         pass

@@ -68,6 +68,11 @@ def speculation_options(
         _check_draft_layer(buckets, has_draft_model=has_draft_model)
     if problem := _problem_with_proposals(config, buckets, flag):
         raise ArtifactError(problem)
+    if buckets.most_drafts and settings.speculative_tokens >= HIDDEN_PER_SLOT:
+        raise ArtifactError(
+            f"`--speculative-tokens` is at most {HIDDEN_PER_SLOT - 1} for a model with a draft layer, which "
+            "needs the hidden states of these tokens; lower it, or build with `--no-draft-layer`"
+        )
     return SpeculationOptions(
         max_tokens=settings.speculative_tokens if looks_up else 0,
         row_cost=GPU_ROW_COST if on_gpu else CPU_ROW_COST,
@@ -199,7 +204,7 @@ def make_draft_layer(
     cost = round_s / model.decode_s(TIMED_DECODES)
     logger.info("draft layer: a round takes %.0f %% of a decode's time", 100 * cost)
     options = DraftOptions(
-        max_tokens=min(settings.speculative_tokens, HIDDEN_PER_SLOT - 1),
+        max_tokens=settings.speculative_tokens,
         max_seq_len=config.max_seq_len,
         vocab_size=None,
         round_cost=cost,

@@ -123,7 +123,7 @@ def test_as_many_tokens_as_the_table_has_rows_for_take_a_step() -> None:
         fake_config(pages=64), mode="extend-attention", token_budget=64, speculation=ALONE, drafts=0.0
     )
     answers(rig, [call("a", PROMPT[:9], 41)])
-    assert rig.engine.stats().steps == 1 + 40 // HIDDEN_PER_SLOT
+    assert rig.engine.stats().steps == 1 + -(-40 // HIDDEN_PER_SLOT)
 
 
 def test_all_requests_share_a_round() -> None:

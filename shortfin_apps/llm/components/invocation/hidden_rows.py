@@ -2,8 +2,8 @@
 
 A request's row for a position depends only on its slot and the position, so nothing has to be remembered:
 the row of the token before a task was written by an earlier invocation of the same lease, unless the task is
-the first of its lease. As many rows per slot as positions of a draft are kept, so rejected tokens leave the
-row of the last accepted one.
+the first of its lease. More rows are kept per slot than tokens are proposed at once, from whatever source, so
+rejected tokens leave the row of the last accepted one.
 """
 
 from __future__ import annotations
