@@ -15,6 +15,10 @@ struct launch_options launch_options = {.max_instructions = 500000000};
 
 // Instructions of a workgroup that may spin: in its first turn, in which most end, and in further turns.
 enum { FIRST_TURN = 100000, TURN = 4000 };
+enum { MAX_THREADS = 64 };
+
+// Values of `idle_at` that are not a number of effects.
+static const uint64_t BUSY = UINT64_MAX, HAS_ENDED = UINT64_MAX - 1;
 
 typedef struct {
   const kernel_t *kernel;
@@ -25,7 +29,10 @@ typedef struct {
   // Atomic:
   uint64_t next;      // number of the next workgroup
   uint64_t resident;  // workgroups that have started and not ended
-  uint64_t idle;      // instructions executed since a workgroup has changed memory, started or ended
+  uint64_t effects;   // turns in which a workgroup has changed memory, started or ended
+  // Of each thread: `effects` when it had run for as long as is allowed without one, or a place to start in.
+  uint64_t idle_at[MAX_THREADS];
+  int num_threads;
   enum launch_status status;
   pthread_mutex_t lock;  // of `counters`
   counters_t *counters;
@@ -34,8 +41,11 @@ typedef struct {
 // The rooms of one host thread: first `active` ones with a workgroup, then free ones.
 typedef struct {
   work_t *work;
+  int thread;
   room_t **rooms;
   uint64_t count, active, capacity;
+  uint64_t seen;  // `effects` of the launch at its last turn
+  uint64_t idle;  // instructions that it has executed since then
   uint64_t random;
   counters_t counters;
 } shift_t;
@@ -80,25 +90,65 @@ static void close_rooms(shift_t *s) {
   free(s->rooms);
 }
 
-// ---- workgroups
+// ---- progress
+//
+// A launch of which no workgroup does anything any more ends with a finding. Each thread counts its own
+// instructions since the last effect that it has seen, so one that the host has suspended in the middle of a turn
+// is waited for, however long the others spin meanwhile.
 
 static bool all_have_started(const work_t *work) {
-  return __atomic_load_n(&work->next, __ATOMIC_RELAXED) >= work->groups;
+  return __atomic_load_n(&work->next, __ATOMIC_ACQUIRE) >= work->groups;
 }
+
+// Whether there is another workgroup, and a place for it on the device.
+static bool can_start(const work_t *work) {
+  const uint32_t places = work->launch->resident;
+  return !all_have_started(work) && (!places || __atomic_load_n(&work->resident, __ATOMIC_ACQUIRE) < places);
+}
+
+static void count_effect(work_t *work) { __atomic_fetch_add(&work->effects, 1, __ATOMIC_RELEASE); }
+
+static void publish(shift_t *s, uint64_t idle_at) {
+  __atomic_store_n(&s->work->idle_at[s->thread], idle_at, __ATOMIC_RELEASE);
+}
+
+static bool is_stuck(const work_t *work, uint64_t effects) {
+  for (int n = 0; n < work->num_threads; n++) {
+    const uint64_t idle_at = __atomic_load_n(&work->idle_at[n], __ATOMIC_ACQUIRE);
+    if (idle_at != effects && idle_at != HAS_ENDED) return false;
+  }
+  return true;
+}
+
+// Counts instructions without effect; `UINT64_MAX` if the thread has no workgroup. Returns whether all threads have
+// executed as many as are allowed.
+static bool count_idle(shift_t *s, uint64_t executed) {
+  const uint64_t effects = __atomic_load_n(&s->work->effects, __ATOMIC_ACQUIRE);
+  const bool is_first = s->seen != effects || can_start(s->work);
+  s->idle = is_first ? 0 : s->idle + executed < executed ? UINT64_MAX : s->idle + executed;
+  s->seen = effects;
+  const bool is_idle = s->idle > launch_options.max_instructions;
+  publish(s, is_idle ? effects : BUSY);
+  return is_idle && is_stuck(s->work, effects);
+}
+
+// ---- workgroups
 
 // Takes one of the places that workgroups have on the device.
 static bool take_place(work_t *work) {
   const uint32_t places = work->launch->resident;
-  if (__atomic_fetch_add(&work->resident, 1, __ATOMIC_RELAXED) < places || !places) return true;
-  __atomic_fetch_sub(&work->resident, 1, __ATOMIC_RELAXED);
+  if (__atomic_fetch_add(&work->resident, 1, __ATOMIC_ACQ_REL) < places || !places) return true;
+  __atomic_fetch_sub(&work->resident, 1, __ATOMIC_ACQ_REL);
   return false;
 }
 
 // Starts the next workgroup, if there is one and the device has a place for it.
 static bool start_group(shift_t *s) {
   work_t *work = s->work;
-  if (all_have_started(work) || !take_place(work)) return false;
-  const uint64_t number = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
+  if (!can_start(work)) return false;
+  publish(s, BUSY);  // before it takes the place, without which the launch may look stuck to the others
+  if (!take_place(work)) return false;
+  const uint64_t number = __atomic_fetch_add(&work->next, 1, __ATOMIC_ACQ_REL);
   if (number >= work->groups) return false;
   room_t *room = free_room(s);
   if (!room) {
@@ -107,6 +157,7 @@ static bool start_group(shift_t *s) {
   }
   group_start(room, work->order, number);
   s->active++;
+  count_effect(work);
   return true;
 }
 
@@ -115,24 +166,15 @@ static void end_group(shift_t *s, uint64_t n) {
   group_end(room, &s->counters);
   s->rooms[n] = s->rooms[--s->active];
   s->rooms[s->active] = room;
-  __atomic_fetch_sub(&s->work->resident, 1, __ATOMIC_RELAXED);
+  __atomic_fetch_sub(&s->work->resident, 1, __ATOMIC_ACQ_REL);
 }
 
-static bool has_place(const work_t *work) {
-  const uint32_t places = work->launch->resident;
-  return !places || __atomic_load_n(&work->resident, __ATOMIC_RELAXED) < places;
-}
-
-// Reports a launch of which no workgroup does anything any more, and no other one can start.
-static void check_progress(work_t *work, room_t *room) {
-  group_t *g = &room->group;
-  const bool can_start = !all_have_started(work) && has_place(work);
-  if (g->has_effect || group_has_ended(room) || can_start) {
-    g->has_effect = false;
-    __atomic_store_n(&work->idle, 0, __ATOMIC_RELAXED);
-  } else if (__atomic_add_fetch(&work->idle, room->executed, __ATOMIC_RELAXED) > launch_options.max_instructions) {
-    group_give_up(room, all_have_started(work) ? ENDLESS : NOT_RESIDENT);
-  }
+// Reports a launch that is stuck.
+static void check_progress(shift_t *s, room_t *room) {
+  const bool has_effect = room->group.has_effect || group_has_ended(room);
+  group_end_turn(room, has_effect);
+  if (has_effect) count_effect(s->work);
+  else if (count_idle(s, room->executed)) group_give_up(room, all_have_started(s->work) ? ENDLESS : NOT_RESIDENT);
 }
 
 static void run_group(shift_t *s, uint64_t n) {
@@ -140,7 +182,7 @@ static void run_group(shift_t *s, uint64_t n) {
   work_t *work = s->work;
   group_run(room, !work->kernel->may_spin ? UINT64_MAX : room->has_run ? TURN : FIRST_TURN);
   room->has_run = true;
-  if (room->group.status == LAUNCH_DONE) check_progress(work, room);
+  if (room->group.status == LAUNCH_DONE) check_progress(s, room);
   if (room->group.status != LAUNCH_DONE) stop(work, room->group.status);
   else if (group_has_ended(room)) end_group(s, n);
 }
@@ -154,17 +196,23 @@ static uint64_t next_room(shift_t *s) {
 // ---- threads
 
 static void *work_run(void *argument) {
-  work_t *work = argument;
-  shift_t shift = {.work = work, .random = (launch_options.seed + 1) * 0x9e3779b97f4a7c15u};
+  shift_t *shift = argument;
+  work_t *work = shift->work;
   while (__atomic_load_n(&work->status, __ATOMIC_RELAXED) == LAUNCH_DONE) {
-    const uint64_t n = next_room(&shift);
-    if (n < shift.active) run_group(&shift, n);
-    else if (all_have_started(work)) break;
-    else sched_yield();  // other threads have all places of the device
+    const uint64_t n = next_room(shift);
+    if (n < shift->active) {
+      run_group(shift, n);
+    } else if (all_have_started(work)) {
+      break;
+    } else {  // other threads have all places of the device
+      count_idle(shift, UINT64_MAX);
+      sched_yield();
+    }
   }
-  close_rooms(&shift);
+  publish(shift, HAS_ENDED);
+  close_rooms(shift);
   pthread_mutex_lock(&work->lock);
-  counters_add(work->counters, &shift.counters);
+  counters_add(work->counters, &shift->counters);
   pthread_mutex_unlock(&work->lock);
   return NULL;
 }
@@ -172,20 +220,32 @@ static void *work_run(void *argument) {
 static int num_threads(uint64_t groups) {
   const int wanted = launch_options.threads ? launch_options.threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
   const uint64_t useful = groups / 4 + 1;
-  return (uint64_t)wanted < useful ? wanted : (int)useful;
+  const int most = wanted < MAX_THREADS ? wanted : MAX_THREADS;
+  return (uint64_t)most < useful ? most : (int)useful;
+}
+
+// Runs the launch's workgroups on its threads, of which the caller is the first.
+static void run_threads(work_t *work) {
+  shift_t shifts[MAX_THREADS];
+  pthread_t threads[MAX_THREADS];
+  for (int n = 0; n < work->num_threads; n++) {
+    shifts[n] = (shift_t){.work = work, .thread = n, .random = (launch_options.seed + 1) * 0x9e3779b97f4a7c15u};
+    work->idle_at[n] = BUSY;
+  }
+  int started = 1;
+  while (started < work->num_threads && !pthread_create(&threads[started], NULL, work_run, &shifts[started])) started++;
+  for (int n = started; n < work->num_threads; n++) publish(&shifts[n], HAS_ENDED);
+  work_run(&shifts[0]);
+  while (--started) pthread_join(threads[started], NULL);
 }
 
 enum launch_status launch_run(const kernel_t *kernel, const launch_t *launch, counters_t *counters) {
-  enum { MOST = 64 };
   work_t work = {.kernel = kernel, .launch = launch, .counters = counters, .lock = PTHREAD_MUTEX_INITIALIZER};
   work.groups = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
+  work.num_threads = num_threads(work.groups);
   work.unique = launch_options.counts_unique_bytes ? unique_bytes_open() : NULL;
   work.order = order_open(kernel, launch);
-  pthread_t threads[MOST];
-  int helpers = num_threads(work.groups) - 1, started = 0;
-  while (started < helpers && started < MOST && !pthread_create(&threads[started], NULL, work_run, &work)) started++;
-  work_run(&work);
-  while (started) pthread_join(threads[--started], NULL);
+  run_threads(&work);
   if (work.unique) unique_bytes_close(work.unique, counters);
   order_close(work.order);
   return work.status;

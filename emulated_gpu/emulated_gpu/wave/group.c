@@ -189,6 +189,15 @@ void group_end(room_t *r, counters_t *counters) {
   if (r->group.order) order_end(r->group.order);
 }
 
+void group_end_turn(room_t *r, bool has_effect) {
+  for (uint32_t n = 0; n < r->group.num_waves; n++) {
+    wave_t *w = &r->waves[n];
+    if (has_effect) w->executed_before = w->executed;
+    else w->executed = w->executed_before;
+  }
+  r->group.has_effect = false;
+}
+
 bool group_has_ended(const room_t *r) { return r->num_ended == r->group.num_waves; }
 
 void group_give_up(room_t *r, enum finding_kind kind) {

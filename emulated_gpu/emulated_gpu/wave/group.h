@@ -29,6 +29,9 @@ void counters_add(counters_t *sum, const counters_t *part);
 void group_start(room_t *r, struct order *order, uint64_t number);
 // Runs the workgroup until it ends or fails, or has executed about `budget` instructions.
 void group_run(room_t *r, uint64_t budget);
+// Ends a turn of group_run. One without effect does not count for the limit of its waves: they may have spun while
+// the host had suspended the thread of the workgroup that they wait for.
+void group_end_turn(room_t *r, bool has_effect);
 bool group_has_ended(const room_t *r);
 // Adds what the workgroup has counted to `counters`, and frees what the room does not reuse.
 void group_end(room_t *r, counters_t *counters);

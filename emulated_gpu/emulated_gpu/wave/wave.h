@@ -80,7 +80,8 @@ typedef struct wave {
   uint64_t undefined_high;  // the same, but only the upper word of the result depends on the value
   uint64_t write_lanes;  // lanes whose result is written
   waits_t waits;
-  uint64_t executed;
+  uint64_t executed;         // instructions, but for those of turns without effect
+  uint64_t executed_before;  // this turn
   counters_t counters;
 } wave_t;
 
