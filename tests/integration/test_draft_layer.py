@@ -185,12 +185,12 @@ def test_hidden_states_that_are_not_finite_end_no_request(
         expected = answers(engine, asked)
     with open_engine(artifact, EngineSettings(speculative="mtp", **options)) as engine:
         runner = engine._runner
-        states = runner._slots.buffers["hidden_states"]
+        states = runner.slots.buffers["hidden_states"]
         nan = np.full(states.shape, np.nan, np.float32)
         step = engine.step
 
         def spoiled() -> Any:
-            runner._slots.buffers["hidden_states"] = runner._device.upload(nan)
+            runner.slots.buffers["hidden_states"] = runner._device.upload(nan)
             return step()
 
         engine.step = spoiled  # type: ignore[method-assign]
