@@ -52,23 +52,18 @@ class DraftLayer(Drafter):
 
     def learn(self, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> None:
         """Wait for the tokens of the last draft; those after a row that is not finite are given up."""
-        drafted: dict[Request, list[int]] = defaultdict(list)
-        draws, self._draws = self._draws, []
-        launches, self._launches = self._launches, []
-        if not launches:
+        if not self._launches:
             return
         try:
             with self._counting_time():
-                for launch in launches:
-                    self._runner.wait(launch)
-                for requests, draw in draws:
-                    for request, token_id in zip(requests, self._runner.drawn(draw), strict=True):
-                        drafted[request].append(token_id)
+                drafted = self._drawn()
         except Exception as error:
             self._count_failure(error)
             if isinstance(error, DeviceLostError):
                 raise
             raise DraftError(f"an invocation of the {self.NAME} failed") from error
+        finally:
+            self._launches, self._draws = [], []
         self._failures = 0
         for request, tasks in proposed.items():
             finite = list(takewhile(lambda token_id: token_id >= 0, drafted[request]))
@@ -77,6 +72,16 @@ class DraftLayer(Drafter):
 
     def flush_cache(self) -> None:
         """Do nothing: the pages are the main model's."""
+
+    def _drawn(self) -> Mapping[Request, Sequence[int]]:
+        """Wait for the last draft, and return each request's tokens; -1 for a row that is not finite."""
+        drafted: dict[Request, list[int]] = defaultdict(list)
+        for launch in self._launches:
+            self._runner.wait(launch)
+        for requests, draw in self._draws:
+            for request, token_id in zip(requests, self._runner.drawn(draw), strict=True):
+                drafted[request].append(token_id)
+        return drafted
 
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
         if not self._runner.buckets.draws_rows:
