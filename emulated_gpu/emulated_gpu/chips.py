@@ -16,17 +16,13 @@ class Chip:
     name: str
     number: int
     instruction_set: InstructionSet
+    lanes: int  # per wave, unless a kernel specifies otherwise
     lds_bytes: int = 64 << 10  # maximum per workgroup
 
     @property
     def generation(self) -> int:
         """GFX architecture: 9 (CDNA 3 and 4), 11 (RDNA 3 and 3.5), 12 (RDNA 4)."""
         return {"cdna": 9, "rdna3": 11, "rdna4": 12}[self.instruction_set]
-
-    @property
-    def lanes(self) -> int:
-        """Lanes per wave, unless a kernel specifies otherwise."""
-        return 64 if self.has_accumulation_registers else 32
 
     @property
     def has_accumulation_registers(self) -> bool:
@@ -37,15 +33,15 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         chip.name: chip
         for chip in (
-            Chip("gfx942", 0x4C, "cdna"),
-            Chip("gfx950", 0x4F, "cdna", 160 << 10),
-            Chip("gfx1100", 0x41, "rdna3"),
-            Chip("gfx1101", 0x46, "rdna3"),
-            Chip("gfx1103", 0x44, "rdna3"),
-            Chip("gfx1150", 0x43, "rdna3"),
-            Chip("gfx1151", 0x4A, "rdna3"),
-            Chip("gfx1200", 0x48, "rdna4"),
-            Chip("gfx1201", 0x4E, "rdna4"),
+            Chip("gfx942", 0x4C, "cdna", 64),
+            Chip("gfx950", 0x4F, "cdna", 64, 160 << 10),
+            Chip("gfx1100", 0x41, "rdna3", 32),
+            Chip("gfx1101", 0x46, "rdna3", 32),
+            Chip("gfx1103", 0x44, "rdna3", 32),
+            Chip("gfx1150", 0x43, "rdna3", 32),
+            Chip("gfx1151", 0x4A, "rdna3", 32),
+            Chip("gfx1200", 0x48, "rdna4", 32),
+            Chip("gfx1201", 0x4E, "rdna4", 32),
         )
     }
 )

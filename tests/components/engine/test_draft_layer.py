@@ -155,7 +155,7 @@ def test_forced_tokens_are_computed_before_a_draft() -> None:
         assert answers(rig, calls) == expected
 
 
-SAMPLES = {"mode": "extend-attention", "token_budget": 64, "sample_sizes": (1, 2, 4, 8)}
+SAMPLES: dict[str, Any] = {"mode": "extend-attention", "token_budget": 64, "sample_sizes": (1, 2, 4, 8)}
 
 
 def test_a_draft_and_its_check_are_queued_at_once() -> None:
