@@ -175,8 +175,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         metavar="DEVICE",
         help="cpu (this host), cpu:NAME (LLVM's name of an x86-64 or aarch64 CPU, as in cpu:znver4 or "
         "cpu:neoverse-v1), cpu:NAME,NAME (one artefact for several, of which "
-        "the best that the CPU can execute is loaded; `host` is this one), hip:CHIP, as in hip:gfx942, or, "
-        "with the newest IREE, cuda:CHIP, as in cuda:sm_90 "
+        "the best that the CPU can execute is loaded; `host` is this one), hip (this machine's AMD GPU) or "
+        "hip:CHIP, as in hip:gfx942, or, with the newest IREE, cuda:CHIP, as in cuda:sm_90 "
         "(default: %(default)s)",
     )
     group.add_argument(

@@ -10,6 +10,7 @@ from functools import cache
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.gpu_code.chips import CHIPS, WITHOUT_COMPILER, Fp8Type, nearest
 from shortfin_apps.llm.contract.host_cpu import permit_amx
+from shortfin_apps.llm.contract.host_gpu import amd_chip
 from shortfin_apps.llm.contract.iree_release import HOW_TO_INSTALL_NEWEST, OF_SHORTFIN, compiler_release
 
 # Our name of the baseline aarch64 CPU, on any host; LLVM names a baseline CPU only for x86-64 (`x86-64`).
@@ -120,15 +121,16 @@ def resolve_target(device: str) -> Target:
     match kind, chip:
         case "cpu", _:
             return _cpu_target(device, chip or "host")
-        case "hip", str(chip) if chip:
+        case "hip", _:
+            chip = chip or amd_chip()
             if chip not in CHIPS:
                 raise BuildError(_unknown_chip(chip))
-            return Target(device, _hip_flags(chip), "amdgpu", chip, frozenset())
+            return Target(f"hip:{chip}", _hip_flags(chip), "amdgpu", chip, frozenset())
         case "cuda", str(chip) if re.fullmatch(r"sm_\d+a?", chip):
             return Target(device, _cuda_flags(chip), "nvptx", chip, frozenset())
     raise BuildError(
-        f"unknown device {device!r}; give cpu, cpu:<LLVM CPU name>, hip:<chip> (as in hip:gfx942), or "
-        "cuda:<chip> (as in cuda:sm_90)"
+        f"unknown device {device!r}; give cpu, cpu:<LLVM CPU name>, hip (this machine's AMD GPU), "
+        "hip:<chip> (as in hip:gfx942), or cuda:<chip> (as in cuda:sm_90)"
     )
 
 

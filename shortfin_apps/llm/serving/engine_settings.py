@@ -27,7 +27,7 @@ class EngineSettings:
     runtime: Runtime = setting("auto", "runtime that executes the VMFB")
     device: str = setting(
         "cpu",
-        "cpu, hip (AMD GPUs) or cuda (NVIDIA GPUs); for a source on a GPU with the chip, as hip:gfx942",
+        "cpu, hip (AMD GPUs) or cuda (NVIDIA GPUs); for a source with NVIDIA's chip, as cuda:sm_90",
         common=True,
     )
     device_ids: tuple[str, ...] = setting(
