@@ -191,6 +191,8 @@ class GgufSource(ModelSource):
 def _own_name(gguf: Gguf, name: str) -> str:
     """Return our name of the tensor called `name` in the file."""
     *block, kind, suffix = name.split(".") if name.count(".") > 1 else [name, ""]
+    if whole := gguf.names.get(f"{kind}.{suffix}"):
+        return ".".join([*block, whole])
     renamed = gguf.names.get(kind)
     return ".".join([*block, renamed, suffix]) if renamed else name
 
