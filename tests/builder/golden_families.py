@@ -174,6 +174,7 @@ class GoldenFamily:
         elif "linear_num_value_heads" in self.config:
             whole = dict(_with_tiled_heads(self.config, whole))
         drafts = {f"mtp.{name}.weight": f"blk.{count}.nextn.{ours}.weight" for name, ours in NEXTN.items()}
+        drafts["mtp.embed_tokens.weight"] = f"blk.{count}.nextn.embed_tokens.weight"
         for hf_name, tensor in whole.items():
             *layer, kind = hf_name.rpartition(".router.")
             if kind in ROUTER:
