@@ -9,7 +9,7 @@ import numpy as np
 
 from shortfin_apps.llm.builder.sources.base import Array, unsupported
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.families.family import Config, Family
+from shortfin_apps.llm.model.families.family import Config
 from shortfin_apps.llm.model.rope import ProportionalScaling, Rope
 from shortfin_apps.llm.model.shared_attention import SharedAttention
 from shortfin_apps.llm.model.spec import ModelSpec
@@ -25,10 +25,6 @@ GEMMA4_KEYS: Final = frozenset(
 )
 _PER_LAYER = "per_layer_token_embd.weight"
 _NOT_ROTATED = 1e30  # the divisor of frequencies that are 0
-
-
-def is_gemma4(family: Family) -> bool:
-    return "num_kv_shared_layers" in family.fields
 
 
 def gemma4_fields(
