@@ -44,7 +44,7 @@ from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import llama
 from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
 
-_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_EXPERT = re.compile(r"(?:(?:mlp|block_sparse_moe)\.)?experts\.(\d+)\.(\w+)")
 _OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"} | {
     f"{kind}_proj": kind for kind in ("gate", "up", "down")
 }
