@@ -45,7 +45,7 @@ def test_accumulators_of_a_tile_fit_the_registers(
     for tile in tiles:
         assert tile.queries * max(tile.score_pages, tile.dim_tile // 16) <= max(registers, tile.queries)
         assert geometry.head_dim % tile.dim_tile == 0
-        assert tile.dim_tile.bit_count() == 1  # LLVM pads other vectors, and then spills sums
+        assert tile.dim_tile.bit_count() == 1  # LLVM takes other vectors apart
 
 
 def test_a_page_holds_k_and_v_of_every_layer() -> None:
