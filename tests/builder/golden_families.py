@@ -61,6 +61,7 @@ NEXTN = {
     "norm": "shared_head_norm",
 }
 FROM_ZERO = ("gemma2", "gemma3", "qwen35", "qwen3next")  # to whose weights of norms the converter adds 1
+ROUTER = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}  # of Gemma 4
 SHARED_GATE = "shared_expert_gate.weight"  # a vector in GGUF files
 
 F32 = npt.NDArray[np.float32]
@@ -155,7 +156,10 @@ class GoldenFamily:
         names = gguf.get_tensor_name_map(kinds[architecture], count + 1)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         tensors = {}
-        whole = _with_stacked_experts(self.tensors)
+        if architecture == "gemma4":
+            whole = {f"{n}.weight" if ".experts." in n else n: each for n, each in self.tensors.items()}
+        else:
+            whole = _with_stacked_experts(self.tensors)
         whole |= {name: gate[0] for name, gate in whole.items() if name.endswith(SHARED_GATE)}
         suffixed = {  # as the converter looks the names up
             "e_score_correction_bias": "e_score_correction.bias",
@@ -170,7 +174,13 @@ class GoldenFamily:
         elif "linear_num_value_heads" in self.config:
             whole = dict(_with_tiled_heads(self.config, whole))
         drafts = {f"mtp.{name}.weight": f"blk.{count}.nextn.{ours}.weight" for name, ours in NEXTN.items()}
+        drafts["mtp.embed_tokens.weight"] = f"blk.{count}.nextn.embed_tokens.weight"
         for hf_name, tensor in whole.items():
+            *layer, kind = hf_name.rpartition(".router.")
+            if kind in ROUTER:
+                number = layer[0].rpartition(".")[2]
+                tensors[f"blk.{number}.{ROUTER[kind]}"] = tensor
+                continue
             of_layer = hf_name.replace("mtp.layers.0.", f"model.layers.{count}.")
             name = drafts.get(hf_name) or names.get_name(of_layer, try_suffixes=(".weight", ".bias"))
             assert name is not None, hf_name
@@ -206,7 +216,7 @@ def _expert_keys(config: dict[str, Any]) -> dict[str, int | float | str]:
     features, shared = (config.get(f"{kind}_intermediate_size") for kind in ("moe", "shared_expert"))
     return {
         "expert_count": count,
-        "expert_used_count": config["num_experts_per_tok"],
+        "expert_used_count": config.get("top_k_experts") or config["num_experts_per_tok"],
         **({"expert_feed_forward_length": features} if features else {}),
         **({"expert_shared_feed_forward_length": shared} if shared else {}),
     }

@@ -36,14 +36,12 @@ from tests.builder.golden_families import stored_weights
 from tests.builder.sources.test_hf_matrices import save
 from tests.builder.sources.test_hf_quantised import AWQ_ORDER, packed
 from tests.golden.family_weights import weight
-from tests.golden.make_family_logits import SIZES, rope
+from tests.golden.make_family_logits import MODELS, SIZES, WITH_TEXT_CONFIG, rope
 
 Array = npt.NDArray[Any]
 PROMPT = [(37 * i + i // 5) % 83 for i in range(1, 71)]
 GROUP = 32
 COMMON: dict[str, Any] = {**SIZES, "hidden_size": 96, "intermediate_size": 160, "head_dim": 24}
-# transformers' kinds of configuration have names of their own
-TEXT = {"Gemma3": "Gemma3TextConfig"}
 TIED = {"tie_word_embeddings": True}
 WIDE = {"head_dim": 32}  # whole blocks of 32
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
@@ -67,6 +65,8 @@ GEMMA = {
     "eos_token_id": [2, 3],
     **TIED,
 }
+GEMMA4 = {"hidden_size": 64}  # whose root, the scale of embeddings, is the same in all types
+LATENT_SIZES = {"head_dim": None}  # which follow from those of the latent
 MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
 
@@ -97,7 +97,6 @@ class Directory:
     changes: dict[str, Any] = field(default_factory=dict)
     stored: str = "bf16"  # or f32, f16, or one of FORMATS
     shards: bool = False
-    is_supported: bool = True  # else it is to be refused, and transformers computes nothing
 
     @property
     def dtype(self) -> Any:
@@ -157,19 +156,20 @@ DIRECTORIES = [
     Directory("OLMo2", "Olmo2", {"rope_theta": 5e5, "head_dim": None}),
     Directory("Gemma 2", "Gemma2", {**GEMMA, "attn_logit_softcapping": 8.0}),
     Directory("Gemma 3", "Gemma3", {**GEMMA, "num_hidden_layers": 7}, shards=True),
+    Directory("Gemma 4 31B", "Gemma4", GEMMA4 | MODELS["gemma4"][1]),
+    Directory("Gemma 4 E2B", "Gemma4", GEMMA4 | MODELS["gemma4-e"][1], shards=True),
+    Directory("Gemma 4 26B-A4B", "Gemma4", GEMMA4 | MODELS["gemma4-moe"][1]),
+    Directory("Gemma 4 unified", "Gemma4Unified", GEMMA4 | MODELS["gemma4-unified"][1]),
+    Directory("Ministral 3", "Ministral3", MODELS["ministral3"][1], shards=True),
+    Directory("Qwen3.5", "Qwen3_5", MODELS["qwen35"][1]),
+    Directory("Qwen3.5-MoE", "Qwen3_5Moe", MODELS["qwen35-moe"][1], shards=True),
+    Directory("Qwen3-Next", "Qwen3Next", MODELS["qwen3-next"][1]),
     Directory("gpt-oss", "GptOss", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 21}),
-    Directory(
-        "DeepSeek-V2",
-        "DeepseekV2",
-        {
-            "num_key_value_heads": 6,
-            "q_lora_rank": None,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 16,
-        },
-        is_supported=False,
-    ),
+    Directory("DeepSeek-V2-Lite", "DeepseekV2", {**LATENT_SIZES, **MODELS["deepseek2"][1]}),
+    Directory("DeepSeek-V2", "DeepseekV2", {**LATENT_SIZES, **MODELS["deepseek2-groups"][1]}, shards=True),
+    Directory("DeepSeek-V3", "DeepseekV3", {**LATENT_SIZES, **MODELS["deepseek3"][1]}),
+    Directory("GLM-4.7-Flash", "Glm4MoeLite", {**LATENT_SIZES, **MODELS["glm4-moe-lite"][1]}),
+    Directory("GLM-4.5", "Glm4Moe", MODELS["glm4-moe"][1], shards=True),
 ]
 
 
@@ -235,7 +235,8 @@ def write(directory: Directory, folder: Path) -> Array:
     values = {**COMMON, **directory.changes}
     if values["head_dim"] is None:
         del values["head_dim"]
-    config = getattr(transformers, TEXT.get(kind, f"{kind}Config"))(**values)
+    text = "Text" if kind in WITH_TEXT_CONFIG else ""
+    config = getattr(transformers, f"{kind}{text}Config")(**values)
     cls = getattr(transformers, f"{kind}ForCausalLM")
     model = cls(config).to(directory.dtype)
     model.save_pretrained(folder, max_shard_size="40KB" if directory.shards else "1GB")
@@ -250,7 +251,7 @@ def write(directory: Directory, folder: Path) -> Array:
         )
     if directory.stored in FORMATS:
         return quantise(directory, cls, folder)
-    return logits_of(cls, folder) if directory.is_supported else np.zeros(0)
+    return logits_of(cls, folder)
 
 
 def logits_of(cls: Any, folder: Path) -> Array:

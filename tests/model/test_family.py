@@ -9,7 +9,7 @@ import pytest
 from shortfin_apps.llm.model.attention import Attend, NormHeads, NormValues, NormWhole
 from shortfin_apps.llm.model.dual_experts import Zeros
 from shortfin_apps.llm.model.expert_scores import PreferExperts, ScoreExperts
-from shortfin_apps.llm.model.feed_forward import GatedExperts, Route, SumExperts
+from shortfin_apps.llm.model.feed_forward import GatedExperts, Route, ScaleRouting, SumExperts
 from shortfin_apps.llm.model.latent_attention import AbsorbKeys, AttendLatent, ExpandValues, NormFirst
 from shortfin_apps.llm.model.layer_inputs import TABLE, EmbedLayers, GateLayerInput, JoinLayerInputs
 from shortfin_apps.llm.model.layer_scale import Scale
@@ -32,7 +32,7 @@ from tests.builder.specs import ffn_features
 
 WEIGHTED = (
     *(Embed, Norm, AddNormed, Linear, AddBias, NormHeads, NormWhole, GatedLinear, Scale),
-    *(EmbedLayers, JoinLayerInputs, NormFirst, AbsorbKeys, PreferExperts),
+    *(EmbedLayers, JoinLayerInputs, NormFirst, AbsorbKeys, PreferExperts, ScaleRouting),
 )
 SPECS = pytest.mark.parametrize("spec", [TINY, *OTHERS.values(), ROUTED], ids=["plain", *OTHERS, "routed"])
 
@@ -128,6 +128,9 @@ def test_shapes_fit_from_the_tokens_to_the_logits(spec: ModelSpec, tied: bool) -
                 latent = operation.block
                 assert features[operation.x] == latent.heads * latent.rank
                 features[operation.out] = latent.heads * latent.value_dim
+            case ScaleRouting():
+                assert shapes[operation.weight] == (features[operation.x],)
+                assert operation.out == operation.x
             case ScoreExperts() | PreferExperts():
                 features[operation.out] = features[operation.x]
             case Route():

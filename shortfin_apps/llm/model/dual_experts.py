@@ -9,7 +9,15 @@ from typing import ClassVar
 import numpy as np
 
 from shortfin_apps.llm.model.block import ReferenceLayer
-from shortfin_apps.llm.model.feed_forward import GatedExperts, MoE, Route, SumExperts, sum_of_experts
+from shortfin_apps.llm.model.feed_forward import (
+    GatedExperts,
+    MoE,
+    Route,
+    ScaleRouting,
+    SumExperts,
+    route,
+    sum_of_experts,
+)
 from shortfin_apps.llm.model.operations import (
     AddNormed,
     GatedLinear,
@@ -20,13 +28,16 @@ from shortfin_apps.llm.model.operations import (
 )
 from shortfin_apps.llm.model.reference.pointwise import F32, gated
 
+EXPERT_SCALES = "ffn_down_exps.scale"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DualExperts(MoE):
     """A feed-forward of `dense` features and routed experts, both of the same residual stream.
 
     Each has a norm of its input and of its output. The sum of both outputs is normed once more and added. The
-    router has another norm of the residual stream, whose weight is divided by sqrt(hidden).
+    router has another norm of the residual stream, whose weight is divided by sqrt(hidden). Each expert has a
+    factor of its weights (EXPERT_SCALES).
     """
 
     KIND: ClassVar[str] = "routed experts next to a feed-forward"
@@ -45,6 +56,7 @@ class DualExperts(MoE):
         yield ModelTensor("post_ffw_norm_1.weight", (hidden,))
         yield ModelTensor("ffn_gate_inp_norm.weight", (hidden,), scale=hidden**-0.5)
         yield ModelTensor("ffn_gate_inp.weight", (self.count, hidden), stored="floats")
+        yield ModelTensor(EXPERT_SCALES, (self.count,))
         yield ModelTensor("pre_ffw_norm_2.weight", (hidden,))
         shape = (self.features, hidden)
         yield from self._of_experts(("gate", "up"), "ffn_gate_up_exps.weight", shape)
@@ -63,6 +75,7 @@ class DualExperts(MoE):
         yield Norm(x, "normed", f"{prefix}ffn_gate_inp_norm.weight")
         yield Linear("normed", "router", f"{prefix}ffn_gate_inp.weight")
         yield Route("router", "routing")
+        yield ScaleRouting("routing", "routing", f"{prefix}{EXPERT_SCALES}")
         yield Norm(x, "normed", f"{prefix}pre_ffw_norm_2.weight")
         yield GatedExperts("normed", "gated", f"{prefix}ffn_gate_up_exps.weight", "routing")
         yield SumExperts("gated", "experts", f"{prefix}ffn_down_exps.weight", "routing", "zeros")
@@ -74,7 +87,9 @@ class DualExperts(MoE):
         both = layer.normed(x, "ffn_norm.weight") @ weights["ffn_gate_up.weight"].T
         dense = gated(self.activation, both) @ weights["ffn_down.weight"].T
         router = layer.normed(x, "ffn_gate_inp_norm.weight") @ weights["ffn_gate_inp.weight"].T
-        experts = sum_of_experts(self, layer.normed(x, "pre_ffw_norm_2.weight"), router, weights)
+        chosen, shares = route(self, router)
+        shares *= weights[EXPERT_SCALES][chosen]
+        experts = sum_of_experts(self, layer.normed(x, "pre_ffw_norm_2.weight"), chosen, shares, weights)
         added = layer.normed(dense, "post_ffw_norm_1.weight")
         added = added + layer.normed(experts, "post_ffw_norm_2.weight")
         return layer.normed(added.astype(np.float32), "post_ffw_norm.weight")

@@ -175,7 +175,8 @@ class MoE(Block):
     def compute(self, x: F32, layer: ReferenceLayer) -> F32:
         weights, h = layer.weights, layer.normed(x, "ffn_norm.weight")
         bias = weights.get("ffn_gate_inp.bias", np.float32(0))
-        out = sum_of_experts(self, h, h @ weights["ffn_gate_inp.weight"].T + bias, weights)
+        routing = route(self, h @ weights["ffn_gate_inp.weight"].T + bias, weights.get("exp_probs_b.bias"))
+        out = sum_of_experts(self, h, *routing, weights)
         if self.shared:
             both = h @ weights["ffn_gate_up_shexp.weight"].T
             shared = gated(self.activation, both) @ weights["ffn_down_shexp.weight"].T
@@ -185,9 +186,10 @@ class MoE(Block):
         return out
 
 
-def sum_of_experts(experts: MoE, h: F32, router: F32, weights: Mapping[str, F32]) -> F32:
-    """Return the weighted sum of each token's experts, of their input `h` and the `router` logits."""
-    chosen, shares = route(experts, router, weights.get("exp_probs_b.bias"))
+def sum_of_experts(
+    experts: MoE, h: F32, chosen: npt.NDArray[np.int64], shares: F32, weights: Mapping[str, F32]
+) -> F32:
+    """Return the weighted sum of each token's experts, of their input `h` and `route`'s results."""
     gate_up, down = (_projections(weights, f"ffn_{name}_exps") for name in ("gate_up", "down"))
     out = np.zeros_like(h)
     for token, its_experts in enumerate(chosen):
@@ -221,9 +223,9 @@ def route(experts: MoE, logits: F32, bias: F32 | None = None) -> tuple[npt.NDArr
 class Route(Operation):
     """Router logits [tokens, experts] f32 -> each token's experts and their weights (see MoE).
 
-    Only GatedExperts and SumExperts read the result, whose format each lowering defines. Padding tokens have
-    no experts. With `scores` [tokens, experts] f32, `x` are the preferences by which experts are chosen, and
-    their weights are these scores, not a softmax of `x`.
+    Only ScaleRouting, GatedExperts and SumExperts read the result, whose format each lowering defines.
+    Padding tokens have no experts. With `scores` [tokens, experts] f32, `x` are the preferences by which
+    experts are chosen, and their weights are these scores, not a softmax of `x`.
     """
 
     READS: ClassVar = ("x", "scores")
@@ -231,12 +233,23 @@ class Route(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleRouting(Operation):
+    """Route's result -> the same, with each weight times a factor of its expert.
+
+    `weight`: the factors, [experts] f32. There is no sum here, so that all entries compute the same bits.
+    """
+
+    weight: str
+
+
+@dataclass(frozen=True, slots=True)
 class GatedExperts(Operation):
     """[tokens, in] -> [tokens * experts per token, out / 2]: each token's GatedLinear by each of its experts.
 
     Results are in the matmuls' activation type; a token's most likely expert comes first. `weight`:
-    [experts, out, in]; `bias` [experts, out] f32: added before the activation; `routing`: Route's result.
-    Weights of experts that no token uses are not read. Results for padding tokens are undefined.
+    [experts, out, in]; `bias` [experts, out] f32: added before the activation; `routing`: Route's or
+    ScaleRouting's result. Weights of experts that no token uses are not read. Results for padding tokens are
+    undefined.
     """
 
     READS: ClassVar = ("x", "routing")

@@ -20,7 +20,7 @@ from tests.builder.specs import changed
 # What GGUF files of a family cannot say, and what its converter makes another family.
 NOT_IN_GGUF = (
     *("llama-yarn-not-truncated", "llama3", "qwen3-moe-mixed", "smollm3-listed"),
-    *("gemma3-otherwise", "granite4", "gemma4-moe"),
+    *("gemma3-otherwise", "granite4"),
     *("deepseek3", "glm4-moe-lite"),
 )
 # Whose tensors have another order there.
@@ -108,6 +108,21 @@ def test_draft_layers_of_a_gguf_file_are_left_out(tmp_path: Path) -> None:
     assert source.spec.delta_net is not None
     assert source.spec.pools["state"] == (0,)
     assert not any(name.startswith("blk.2.") for name in stored_weights(source))
+    assert source.left_out is not None
+    assert source.left_out.startswith("layers of a draft model (")
+    assert GgufSource(family.write_gguf(tmp_path / "without.gguf")).left_out is None
+
+
+def test_a_draft_layer_of_a_gguf_file_with_an_embedding_of_its_own_is_left_out(tmp_path: Path) -> None:
+    family = GoldenFamily.of("qwen35")
+    count = family.config["num_hidden_layers"]
+    keys = {"block_count": count + 1, "nextn_predict_layers": 1}
+    family.add_draft_layer()
+    family.tensors["mtp.embed_tokens.weight"] = np.zeros((83, 48), np.float32)
+    source = GgufSource(family.write_gguf(tmp_path / "model.gguf", keys))
+    assert source.spec.draft is None
+    assert source.left_out is not None
+    assert source.left_out.endswith(" MB), with an embedding or a head of their own")
 
 
 def values_of(spec: ModelSpec) -> dict[str, object]:

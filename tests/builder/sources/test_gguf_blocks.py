@@ -138,13 +138,15 @@ HF_ROUTER = "model.layers.{}.mlp.gate.weight"
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
-def test_each_expert_is_a_matrix_of_its_own(tmp_path: Path, kind: str) -> None:
-    values = (
-        np.random.default_rng(0).standard_normal((EXPERTS, EXPERT_ROWS, EXPERT_COLUMNS)).astype(np.float32)
-    )
+@pytest.mark.parametrize("parts", [["up"], ["gate", "up"]])
+def test_each_expert_is_a_matrix_of_its_own(tmp_path: Path, kind: str, parts: list[str]) -> None:
+    """Or two, gate and up, which are the halves of one in the file."""
+    shape = (EXPERTS, len(parts) * EXPERT_ROWS, EXPERT_COLUMNS)
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     quantised = GGMLQuantizationType[kind]
     writer = GGUFWriter(tmp_path / "experts.gguf", "qwen3moe")
-    writer.add_tensor("blk.4.ffn_up_exps.weight", quants.quantize(values, quantised), raw_dtype=quantised)
+    name = f"blk.4.ffn_{'_'.join(parts)}_exps.weight"
+    writer.add_tensor(name, quants.quantize(values, quantised), raw_dtype=quantised)
     writer.add_tensor("blk.4.ffn_norm.weight", np.ones(EXPERT_COLUMNS, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -153,16 +155,25 @@ def test_each_expert_is_a_matrix_of_its_own(tmp_path: Path, kind: str) -> None:
     whole, _ = tensors = GGUFReader(tmp_path / "experts.gguf").tensors
     *experts, norm = each_matrix("x", tensors)
     assert norm.name == "blk.4.ffn_norm.weight"
-    assert [each.name for each in experts] == [f"blk.4.ffn_up.{n}.weight" for n in range(EXPERTS)]
-    stored = dequantize(whole.data, quantised)
+    names = [f"blk.4.ffn_{part}.{n}.weight" for n in range(EXPERTS) for part in parts]
+    assert [each.name for each in experts] == names
+    stored = dequantize(whole.data, quantised).reshape(-1, EXPERT_ROWS, EXPERT_COLUMNS)
     for number, each in enumerate(experts):
         assert (list(each.shape), each.n_elements) == (
             [EXPERT_COLUMNS, EXPERT_ROWS],
             EXPERT_ROWS * EXPERT_COLUMNS,
         )
         np.testing.assert_array_equal(dequantize(each.data, quantised), stored[number])
+        assert bytes(whole.data)[each.data_offset - whole.data_offset :].startswith(bytes(each.data))
         if (blocks := read_blocks(each)) is not None:
             np.testing.assert_allclose(blocks.dequantise(), stored[number], rtol=1e-6)
+
+
+def test_gate_and_up_have_as_many_rows() -> None:
+    shape = np.array([64, 5, 2])
+    stack = SimpleNamespace(name="blk.0.ffn_gate_up_exps.weight", shape=shape, data=np.empty((2, 5, 64)))
+    [tensor] = each_matrix("x", [cast("ReaderTensor", stack)])
+    assert tensor.name == stack.name  # which no model has
 
 
 def test_empty_experts_of_any_number_are_refused_before_they_are_named() -> None:

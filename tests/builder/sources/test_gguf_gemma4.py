@@ -48,7 +48,6 @@ def test_layers_of_a_kind_have_their_own_heads_and_the_last_ones_may_be_wide() -
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"expert_count": 8}, "mixture of experts in a GGUF file; use its Hugging Face directory"),
         ({"attention.sliding_window_pattern": [True]}, "sliding_window_pattern` has no item for each layer"),
         ({"attention.sliding_window_pattern": 6}, "sliding_window_pattern` has no item for each layer"),
         ({"attention.head_count_kv": [2, 1]}, "head_count_kv` has no item for each layer"),
@@ -90,3 +89,15 @@ def test_a_file_in_f16_has_the_weights_of_the_directory(tmp_path: Path) -> None:
     path = family.write_gguf(tmp_path / "model.gguf", quantised=gguf.GGMLQuantizationType.F16)
     for name, values in stored_weights(GgufSource(path)).items():
         np.testing.assert_allclose(values, expected[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_factors_of_experts_are_apart_from_their_matrices(tmp_path: Path) -> None:
+    """So these stay as stored, quantised or not."""
+    family = GoldenFamily.of("gemma4-moe")
+    source = GgufSource(family.write_gguf(tmp_path / "model.gguf"))
+    layer = "model.layers.0"
+    down, factors = (family.tensors[f"{layer}.{n}"] for n in ("experts.down_proj", "router.per_expert_scale"))
+    np.testing.assert_array_equal(source.tensor("blk.0.ffn_down.2.weight"), down[2])
+    np.testing.assert_array_equal(source.tensor("blk.0.ffn_down_exps.scale"), factors)
+    logits = forward(source.spec, stored_weights(source), PROMPT)[np.array(POSITIONS) - 1]
+    np.testing.assert_allclose(logits, family.logits, rtol=1e-4, atol=1e-4 * np.abs(family.logits).max())

@@ -4,7 +4,9 @@ import json
 import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -174,19 +176,40 @@ def test_a_gemma_4_is_refused_by_what_is_missing(
         HfDirectorySource(family.write_hf(tmp_path))
 
 
-def test_factors_of_experts_need_experts(tmp_path: Path) -> None:
+def test_each_expert_has_a_factor(tmp_path: Path) -> None:
     family = GoldenFamily.of("gemma4-moe")
     name = "model.layers.1.router.per_expert_scale"
     family.tensors[name] = np.ones(6, np.float32)
-    with pytest.raises(BuildError, match=rf"`{name}` of shape \(6,\) is no factor for each expert"):
+    with pytest.raises(BuildError, match=r"`blk\.1\.ffn_down_exps\.scale` has shape \(6,\), expected \(7,\)"):
         HfDirectorySource(family.write_hf(tmp_path))
     del family.tensors[name]
-    source = HfDirectorySource(family.write_hf(tmp_path))
-    plain = family.tensors["model.layers.1.experts.down_proj"][2]
-    np.testing.assert_array_equal(source.tensor("blk.1.ffn_down.2.weight"), plain)
-    factor = family.tensors["model.layers.0.router.per_expert_scale"][2]
-    scaled = family.tensors["model.layers.0.experts.down_proj"][2] * factor
-    np.testing.assert_array_equal(source.tensor("blk.0.ffn_down.2.weight"), scaled)
+    with pytest.raises(BuildError, match=r"`blk\.1\.ffn_down_exps\.scale` is missing"):
+        HfDirectorySource(family.write_hf(tmp_path))
+
+
+def test_quantised_experts_with_factors_are_matrices_of_their_own(tmp_path: Path) -> None:
+    """Which quantisers make of Gemma 4's stacks."""
+    family = GoldenFamily.of("gemma4-moe")
+    family.config["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "weight_block_size": [32, 32],
+    }
+    tensors: dict[str, Any] = {n: t for n, t in family.tensors.items() if ".experts." not in n}
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.experts"
+        gate, up = np.split(family.tensors[f"{prefix}.gate_up_proj"], 2, axis=1)
+        for kind, stack in {"gate": gate, "up": up, "down": family.tensors[f"{prefix}.down_proj"]}.items():
+            for expert, values in enumerate(stack):
+                name = f"{prefix}.{expert}.{kind}_proj.weight"
+                tensors[name] = (2 * values).astype(ml_dtypes.float8_e4m3fn)
+                tiles = [-(-size // 32) for size in values.shape]
+                tensors[f"{name}_scale_inv"] = np.full(tiles, 0.5, np.float32)
+    source = HfDirectorySource(replace(family, tensors=tensors).write_hf(tmp_path))
+    down = tensors["model.layers.0.experts.2.down_proj.weight"].astype(np.float32) / 2
+    np.testing.assert_array_equal(source.tensor("blk.0.ffn_down.2.weight"), down)
+    factors = family.tensors["model.layers.0.router.per_expert_scale"]
+    np.testing.assert_array_equal(source.tensor("blk.0.ffn_down_exps.scale"), factors)
 
 
 @pytest.mark.parametrize("field", ["dtype", "torch_dtype"])

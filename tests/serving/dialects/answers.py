@@ -43,6 +43,10 @@ def call(arguments: str, name: str = "get_weather") -> list[Piece]:
 
 HERMES = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "a \\"b\\" \\\\"}}\n</tool_call>'
 XML = "<tool_call>\n<function=get_weather>\n<parameter=city>\n{}\n</parameter>\n</function>\n</tool_call>"
+GLM = (
+    "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{}</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>5</arg_value>\n</tool_call>"
+)
 CHANNELS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
 
 ANSWERS = [
@@ -168,6 +172,32 @@ ANSWERS = [
            is_cut=True),
     Answer("qwen3-coder", None, "<function=now>\n</function>\n" * 2, call("{}", "now") * 2),
     Answer("qwen3-coder", None, "<tool_call>\n<function=a\nb", [Content("<tool_call>\n<function=a\nb")]),
+    Answer("glm", None, GLM.format('x "y"\\\n\n</arg'),
+           call('{"city": "x \\"y\\"\\\\\\n\\n</arg", "days": 5}')),
+    Answer("glm", "think", "<think>hm</think>\nok\n" + GLM.format("a").replace("\n", ""),
+           [Reasoning("hm"), Content("ok"), *call('{"city": "a", "days": 5}')]),
+    Answer("glm", "think", "<think>hm" + GLM.format("a") + "So.",
+           [Reasoning("hm"), *call('{"city": "a", "days": 5}'), Content("So.")]),
+    Answer("glm", None,
+           "<tool_call>get_weather<arg_key>units</arg_key><arg_value>5</arg_value><arg_key>at</arg_key>"
+           '<arg_value>{"x": 1}</arg_value><arg_key>other</arg_key><arg_value>true</arg_value></tool_call>',
+           call('{"units": "5", "at": {"x": 1}, "other": "true"}')),
+    Answer("glm", None, "<tool_call>now</tool_call>\n<tool_call>now\n</tool_call>", call("{}", "now") * 2),
+    Answer("glm", None, "<tool_call>now</tool_call><tool_call>now", call("{}", "now") * 2),
+    Answer("glm", None, "<tool_call>now\n", [Content("<tool_call>now\n")], is_cut=True),
+    Answer("glm", None, GLM.format("a").partition("5")[0], call('{"city": "a", "days": '), is_cut=True),
+    Answer("glm", None, GLM.format("a").replace("</arg_value>", ""), call('{"city": "a", "days": 5}')),
+    Answer("glm", None, GLM.format("a").replace("</arg_key>", ""), call('{"city": "a", "days": 5}')),
+    Answer("glm", None, GLM.format("a").replace("<arg_value>", "<arg_value>" * 2).replace("</tool_call>", ""),
+           call('{"city": "a", "days": 5}')),
+    Answer("glm", None, GLM.format("a").replace("</arg_value>", "</arg_value>So", 1) + "</tool_call> !",
+           [*call('{"city": "a", "days": 5}'), Content("So !")]),
+    Answer("glm", None, GLM.format("a").replace("<arg_value>a</arg_value>", ""),
+           [*call('{"days": 5}'), Content("city")]),
+    Answer("glm", None, "The <tool_call> tag of two words</tool_call>",
+           [Content("The <tool_call> tag of two words</tool_call>")]),
+    Answer("glm", None, '<tool_call>{"name": "now"}</tool_call>',
+           [Content('<tool_call>{"name": "now"}</tool_call>')]),
     Answer("harmony", "harmony", CHANNELS + "<|channel|>final<|message|>b", [Reasoning("hm"), Content("b")]),
     Answer("harmony", None,
            CHANNELS + '<|channel|>commentary to=functions.now <|constrain|>json<|message|>{"a": 1}',

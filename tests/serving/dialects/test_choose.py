@@ -18,6 +18,11 @@ TEMPLATES = {
     "Qwen 2.5": ("{% if tools %}<tool_call></tool_call>{% endif %}<|im_start|>", "hermes", "none"),
     "Qwen 3": ("{% if tools %}<tool_call>{% endif %}{{ content.split('</think>') }}", "hermes", "think"),
     "Qwen3-Coder": ("{% if tools %}<tool_call><function=x><parameter=y>{% endif %}", "qwen3-coder", "none"),
+    "GLM-4.5": (
+        "{% if tools %}<tool_call><arg_key><arg_value>{% endif %}{{ content.split('</think>') }}",
+        "glm",
+        "think",
+    ),
     "Llama 3": ("{% if tools %}{{ '\"parameters\": ' }}{% endif %}<|start_header_id|>", "llama3", "none"),
     "R1 of Llama": ("<|begin_of_sentence|>{{ content.split('</think>') }}", "none", "think"),
     "Mistral": ("{% if tools %}[AVAILABLE_TOOLS][TOOL_CALLS]{% endif %}", "mistral", "none"),

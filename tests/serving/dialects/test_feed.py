@@ -20,6 +20,7 @@ BEGINS = {
     "llama3": '{"name": "f", "parameters": {"a": ',
     "mistral": "[TOOL_CALLS]f",
     "qwen3-coder": "<function=f><parameter=n>",
+    "glm": "<tool_call>f<arg_key>n</arg_key><arg_value>",
     "harmony": "<|channel|>commentary to=functions.f",
 }
 FUNCTIONS = [Function("f", {"properties": {"n": {"type": "integer"}}})]

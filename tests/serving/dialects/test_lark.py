@@ -46,6 +46,8 @@ WEATHER = Function(
 )
 NOW = Function("now")
 XML = "<tool_call>\n<function=get_weather>\n<parameter=city>\n{}\n</parameter>\n{}</function>\n</tool_call>"
+GLM = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{}</arg_value>\n{}</tool_call>"
+GLM_DAYS = "<arg_key>days</arg_key>\n<arg_value>{}</arg_value>\n"
 DAYS = "<parameter=days>\n{}\n</parameter>\n"
 COMMENTARY = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
 # Of each dialect: texts of calls, and others.
@@ -63,6 +65,11 @@ FITTING = {
         '[TOOL_CALLS]get_weather[ARGS]{"city": "a"}',
     ],
     "qwen3-coder": [XML.format("two\nlines", DAYS.format(3)), XML.format("", "")],
+    "glm": [
+        GLM.format("two\nl", GLM_DAYS.format(3)),
+        GLM.format("", "").replace("\n", "") * 2,
+        f"<tool_call>now\n</tool_call>\n{GLM.format('a', '')}",
+    ],
     "harmony": [COMMENTARY.format("now", "{}"), COMMENTARY.format("get_weather", '{"city": "a"}')],
 }
 OTHER = {
@@ -72,6 +79,7 @@ OTHER = {
     "llama3": ['{"name": "get_weather", "parameters": {"city": "0123456789', '{"a'],
     "mistral": ["now", "[TOOL_CALLS]then"],
     "qwen3-coder": [XML.format("a", DAYS.format("three")), "<tool_call>\n<function=then"],
+    "glm": [GLM.format("a", GLM_DAYS.format("three")), "<tool_call>then", GLM.format("0123456789", "")],
     "harmony": ["<|channel|>final", COMMENTARY.format("then", "{}")],
 }
 # Of each dialect: what begins as a call, and is none.
@@ -82,6 +90,7 @@ UNFIT = {
     "llama3": [' {"name": "then"', '{"name": "get_weather", "parameters": {"city": "0123456789'],
     "mistral": ["now[TOOL_CALLS]then", "[TOOL_CALLS] "],
     "qwen3-coder": [XML.format("a", DAYS.format("three")), "a<function=then", "<tool_call>then"],
+    "glm": [GLM.format("a", GLM_DAYS.format("three")), "a<tool_call>then", "<tool_call>\nnow"],
     "harmony": [COMMENTARY.format("then", "{}"), COMMENTARY.format("now", '{"a')],
 }
 # Of each dialect: answers that no function has to be called in.

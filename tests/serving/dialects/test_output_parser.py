@@ -233,6 +233,18 @@ def test_parameters_in_tags_become_json(city: str, days: int) -> None:
     assert json.loads(arguments.text) == {"city": city, "days": days}
 
 
+@given(city=STRINGS.filter(lambda text: "<" not in text), days=st.integers())
+def test_names_and_values_in_tags_become_json(city: str, days: int) -> None:
+    text = (
+        f"<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{city}</arg_value>\n"
+        f"<arg_key>days</arg_key>\n<arg_value>{days}</arg_value>\n</tool_call>"
+    )
+    start, arguments = parsed(Dialect(TOOL_DIALECTS["glm"]), list(text))
+    assert start == CallStart("get_weather")
+    assert isinstance(arguments, Arguments)
+    assert json.loads(arguments.text) == {"city": city, "days": days}
+
+
 def test_the_first_of_several_calls_ends_an_answer_if_only_one_is_wanted() -> None:
     answer = next(a for a in ANSWERS if a.tools == "mistral" and a.text.startswith("a"))
     parser = OutputParser(dialect_of(answer), FUNCTIONS, parallel=False)

@@ -22,7 +22,7 @@ from shortfin_apps.llm.builder.sources.base import FLOAT_TYPES, Quantisation, mx
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_EXPERTS, check_at_most
 from shortfin_apps.llm.model.weight_blocks import BLOCK, MXFP4, Q4_1, Q8_0, Blocks, BlockType, Terms
 
-_STACKED = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.(weight|bias)")
+_STACKED = re.compile(r"(blk\.\d+\.ffn)_(gate|up|down|gate_up)_exps\.(weight|bias)")
 _RANKS = {"weight": 3, "bias": 2}
 _F16 = np.dtype("<f2")
 _IQ4_VALUES = np.array(library.IQ4_NL.kvalues, np.int8)  # 4-bit index -> value, in IQ4_NL and IQ4_XS
@@ -43,20 +43,27 @@ def each_matrix(where: str, tensors: Iterable[ReaderTensor]) -> Iterator[ReaderT
     num_experts = 0
     for tensor in tensors:
         stacked = _STACKED.fullmatch(tensor.name)
-        if stacked is None or len(tensor.shape) != _RANKS[stacked[2]]:
+        if stacked is None or len(tensor.shape) != _RANKS[stacked[3]] or _is_odd(stacked[2], tensor):
             yield tensor
             continue
-        num_experts += len(tensor.data)  # checked, as a small file can claim many experts of size 0
+        kinds = stacked[2].split("_")  # gate and up may be halves of one matrix
+        count = len(kinds) * len(tensor.data)
+        num_experts += count  # checked, as a small file can claim many experts of size 0
         check_at_most(where, "its tensors hold {} experts", num_experts, MAX_EXPERTS)
-        for expert, data in enumerate(tensor.data):
+        for number, data in enumerate(part for each in tensor.data for part in np.split(each, len(kinds))):
+            expert, kind = divmod(number, len(kinds))
             yield tensor._replace(
-                name=f"{stacked[1]}.{expert}.{stacked[2]}",
-                shape=tensor.shape[:-1],
-                n_elements=tensor.n_elements // len(tensor.data),
+                name=f"{stacked[1]}_{kinds[kind]}.{expert}.{stacked[3]}",
+                shape=np.array([*tensor.shape[:-2], tensor.shape[-2] // len(kinds)]),
+                n_elements=tensor.n_elements // count,
                 n_bytes=data.nbytes,
-                data_offset=tensor.data_offset + expert * data.nbytes,
+                data_offset=tensor.data_offset + number * data.nbytes,
                 data=data,
             )
+
+
+def _is_odd(kind: str, tensor: ReaderTensor) -> bool:
+    return kind == "gate_up" and tensor.shape[-2] % 2 == 1
 
 
 def read_blocks(tensor: ReaderTensor) -> Blocks | None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
-from shortfin_apps.llm.builder.sources.gguf_experts import EXPERT_KEYS, expert_fields, scores_experts
+from shortfin_apps.llm.builder.sources.gguf_experts import EXPERT_KEYS, expert_fields
 from shortfin_apps.llm.builder.sources.gguf_gemma4 import (
     GEMMA4_KEYS,
     gemma4_fields,
     gemma4_ropes,
-    is_gemma4,
 )
-from shortfin_apps.llm.builder.sources.gguf_latent import LATENT_KEYS, is_latent, latent_fields
+from shortfin_apps.llm.builder.sources.gguf_latent import LATENT_KEYS, latent_fields
 from shortfin_apps.llm.builder.sources.gguf_rope import ROPE_FACTORS, ROPE_FIELDS, ropes
 from shortfin_apps.llm.builder.sources.gguf_tokenizer import GgufVocabulary
 from shortfin_apps.llm.builder.sources.hf_rope import query_scaling
@@ -58,6 +57,13 @@ FIELDS: Final = {
     "ssm.inner_size": "linear_value_head_dim",  # the sum over all value heads; `read_config` divides
 }
 _KEYS = {field: key for key, field in FIELDS.items()}
+_Read = Callable[[str, Mapping[str, Any], Mapping[str, tuple[int, ...]]], dict[str, Any]]
+# Field of a family -> keys that its files have in another way than others, and the function that reads them.
+_OWN: Final[Mapping[str, tuple[frozenset[str], _Read]]] = {
+    "kv_lora_rank": (LATENT_KEYS, latent_fields),
+    "scoring_func": (EXPERT_KEYS, expert_fields),
+    "num_kv_shared_layers": (GEMMA4_KEYS, gemma4_fields),
+}
 # Fields that are not set if they are 0, as in llama.cpp.
 _NONE_IF_0 = names(
     "intermediate_size moe_intermediate_size shared_expert_intermediate_size sliding_window "
@@ -99,11 +105,11 @@ def read_config(
     has_layers = any(name.startswith("blk.0.") for name in shapes)
     if drafts >= config.num_hidden_layers or (drafts and not has_layers):
         raise unsupported(where, "a draft model alone")
-    if is_gemma4(family):
+    if family.architecture == "gemma4":
         rope, local_rope = gemma4_ropes(where, config, factors.get(ROPE_FACTORS))
     else:
         rope, local_rope = ropes(where, family, config, keys, factors)
-    has_one_size = not is_latent(family) and not is_gemma4(family)
+    has_one_size = "attention.value_length" not in _own_keys(family)
     if has_one_size and keys.get("attention.value_length", config.head_size) != config.head_size:
         raise unsupported(where, "a value head that differs from the key head")
     update: dict[str, Any] = {
@@ -122,7 +128,7 @@ def _fields(
     where: str, family: Family, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     """Return the fields of a Config: from the keys, the tensors' shapes and the family's defaults."""
-    known = known_keys(family).used & keys.keys() - (GEMMA4_KEYS if is_gemma4(family) else set())
+    known = known_keys(family).used & keys.keys() - _own_keys(family)
     layers = keys.get("block_count")
     given = dict(
         _field(where, f"{family.architecture}.{key}", field, keys[key], layers)
@@ -130,8 +136,9 @@ def _fields(
         if key in known
     )
     given = {field: value for field, value in given.items() if value != 0 or field not in _NONE_IF_0}
-    own = gemma4_fields(where, keys, shapes) if is_gemma4(family) else {}
-    features = (own or given).get("intermediate_size", given.get("moe_intermediate_size"))
+    for field, (_, read) in _OWN.items():
+        given |= read(where, keys, shapes) if field in family.fields else {}
+    features = given.get("intermediate_size", given.get("moe_intermediate_size"))
     if features is None:
         raise BuildError(f"{where}: key `{family.architecture}.feed_forward_length` is missing")
     tensors = {
@@ -147,10 +154,7 @@ def _fields(
         "shared_expert_intermediate_size": features,
         "linear_value_head_dim": 4096,
     }
-    latent = latent_fields(where, keys) if is_latent(family) else {}
-    experts = expert_fields(where, keys, shapes) if scores_experts(family) else {}
-    defaults = {**lacking, **family.gguf.defaults}
-    return {**defaults, **given, **tensors, **latent, **experts, **own, "in_gguf": True}
+    return {**lacking, **family.gguf.defaults, **tensors, **given, "in_gguf": True}
 
 
 def _field(where: str, name: str, field: str, value: Any, layers: object) -> tuple[str, Any]:
@@ -169,9 +173,11 @@ def _field(where: str, name: str, field: str, value: Any, layers: object) -> tup
 def known_keys(family: Family) -> KnownFields:
     """Return the known keys, without the prefix `ARCHITECTURE.`, of files of this family."""
     own = {key for key, field in FIELDS.items() if field in family.fields}
-    own |= LATENT_KEYS if is_latent(family) else set()
-    own |= GEMMA4_KEYS if is_gemma4(family) else set()
-    return GGUF_MODEL.using(own | EXPERT_KEYS if scores_experts(family) else own)
+    return GGUF_MODEL.using(own | _own_keys(family))
+
+
+def _own_keys(family: Family) -> set[str]:
+    return {key for field, (keys, _) in _OWN.items() if field in family.fields for key in keys}
 
 
 def check_keys(where: str, family: Family, metadata: Mapping[str, Any], accepted: Collection[str]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from shortfin_apps.llm.builder.sources.base import unsupported
-from shortfin_apps.llm.model.families.family import Family
 
 # Keys without the prefix `ARCHITECTURE.` that only these models use, or use in another way than others.
 EXPERT_KEYS: Final = frozenset(
@@ -16,10 +15,6 @@ EXPERT_KEYS: Final = frozenset(
     }
 )
 _SCORES = {0: "softmax", 1: "softmax", 2: "sigmoid"}  # by `expert_gating_func`; 0: the default
-
-
-def scores_experts(family: Family) -> bool:
-    return "scoring_func" in family.fields
 
 
 def expert_fields(where: str, keys: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

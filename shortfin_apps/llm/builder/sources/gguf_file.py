@@ -93,8 +93,8 @@ class GgufSource(ModelSource):
             self.spec = family.spec(model_name(whole_stem(path.stem)), config)
         prefix = f"blk.{len(self.spec.layers)}."
         vocabulary = [prefix + name for name in _DRAFT_VOCABULARY]
-        shares = family.copies_vocabulary or not any(name in shapes for name in vocabulary)
-        if family.draft and shares and f"{prefix}{PROJECTION}" in shapes:
+        self._shares_vocabulary = family.copies_vocabulary or not any(name in shapes for name in vocabulary)
+        if family.draft and self._shares_vocabulary and f"{prefix}{PROJECTION}" in shapes:
             self.spec = replace(self.spec, draft=family.draft(self.spec))
         check_spec(self._where, self.spec)
         self._num_drafts = config.mtp_num_hidden_layers or 0
@@ -111,6 +111,13 @@ class GgufSource(ModelSource):
     @property
     def quantisation(self) -> Quantisation | None:
         return quantisation_of(self._tensors.values())
+
+    @property
+    def left_out(self) -> str | None:
+        sizes = [int(each.n_bytes) for name, each in self._tensors.items() if self._is_unbuilt(name)]
+        text = f"layers of a draft model ({len(sizes)} tensors, {sum(sizes) / 1e6:,.1f} MB)"
+        own = "" if self._shares_vocabulary else ", with an embedding or a head of their own"
+        return text + own if sizes else None
 
     def tensor(self, name: str) -> Array:
         halves = None if name in self._tensors else halves_of(name)
@@ -132,8 +139,10 @@ class GgufSource(ModelSource):
 
     def _is_left_out(self, name: str) -> bool:
         """Return whether the tensor is of a draft layer that is not built, or that no layer reads."""
-        if is_unread(self.spec, name):
-            return True
+        return is_unread(self.spec, name) or self._is_unbuilt(name)
+
+    def _is_unbuilt(self, name: str) -> bool:
+        """Return whether the tensor is of a draft layer that is not built."""
         first = len(self.spec.all_layers)
         unbuilt = (f"blk.{number}." for number in range(first, len(self.spec.layers) + self._num_drafts))
         return name.startswith(tuple(unbuilt))
@@ -191,6 +200,8 @@ class GgufSource(ModelSource):
 def _own_name(gguf: Gguf, name: str) -> str:
     """Return our name of the tensor called `name` in the file."""
     *block, kind, suffix = name.split(".") if name.count(".") > 1 else [name, ""]
+    if whole := gguf.names.get(f"{kind}.{suffix}"):
+        return ".".join([*block, whole])
     renamed = gguf.names.get(kind)
     return ".".join([*block, renamed, suffix]) if renamed else name
 

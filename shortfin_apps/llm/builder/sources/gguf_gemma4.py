@@ -9,7 +9,7 @@ import numpy as np
 
 from shortfin_apps.llm.builder.sources.base import Array, unsupported
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.families.family import Config, Family
+from shortfin_apps.llm.model.families.family import Config
 from shortfin_apps.llm.model.rope import ProportionalScaling, Rope
 from shortfin_apps.llm.model.shared_attention import SharedAttention
 from shortfin_apps.llm.model.spec import ModelSpec
@@ -20,25 +20,17 @@ GEMMA4_KEYS: Final = frozenset(
         *("attention.key_length", "attention.value_length", "rope.dimension_count"),
         *("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"),
         *("attention.head_count_kv", "attention.sliding_window_pattern", "attention.shared_kv_layers"),
-        *("feed_forward_length", "embedding_length_per_layer_input"),
+        *("feed_forward_length", "embedding_length_per_layer_input", "expert_used_count"),
     }
 )
 _PER_LAYER = "per_layer_token_embd.weight"
 _NOT_ROTATED = 1e30  # the divisor of frequencies that are 0
 
 
-def is_gemma4(family: Family) -> bool:
-    return "num_kv_shared_layers" in family.fields
-
-
 def gemma4_fields(
     where: str, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     """Return fields of a Config from GEMMA4_KEYS. Raises BuildError."""
-    if keys.get("expert_count"):
-        raise unsupported(
-            where, "Gemma 4's mixture of experts in a GGUF file; use its Hugging Face directory"
-        )
     windows = keys.get("attention.sliding_window_pattern")
     count = keys.get("block_count")
     if not isinstance(windows, list) or len(windows) != count:
@@ -63,6 +55,8 @@ def gemma4_fields(
         "use_double_wide_mlp": max(widths) > features,
         "hidden_size_per_layer_input": keys.get("embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": shapes[_PER_LAYER][0] if _PER_LAYER in shapes else None,
+        "enable_moe_block": bool(keys.get("expert_count")),
+        "top_k_experts": keys.get("expert_used_count"),
     }
 
 

@@ -9,24 +9,19 @@ import numpy as np
 
 from shortfin_apps.llm.builder.sources.base import Array
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.families.family import Family
 
-# Keys without the prefix `ARCHITECTURE.` that only these models use.
+# Keys without the prefix `ARCHITECTURE.` that only these models use, or use in another way than others.
 LATENT_KEYS: Final = frozenset(
     {
         *("attention.q_lora_rank", "attention.kv_lora_rank"),
-        *("attention.key_length_mla", "attention.value_length_mla"),
+        *("attention.key_length_mla", "attention.value_length_mla", "attention.value_length"),
     }
 )
 _LOG_MULTIPLIER = 0.1  # llama.cpp's converter multiplies `mscale_all_dim` by it for these models only
 _EXPANSION, _TO_KEYS, _TO_VALUES = (f".attn_{name}.weight" for name in ("kv_b", "k_b", "v_b"))
 
 
-def is_latent(family: Family) -> bool:
-    return "kv_lora_rank" in family.fields
-
-
-def latent_fields(where: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+def latent_fields(where: str, keys: Mapping[str, Any], _: object = None) -> dict[str, Any]:
     """Return fields of a Config. Raises BuildError.
 
     Files made since 2025 have the sizes of heads in keys that end in `_mla`, and in the others those of the

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.builder.sources.base import Array, parse, unsupported
-from shortfin_apps.llm.builder.sources.gguf_latent import is_latent
 from shortfin_apps.llm.builder.sources.hf_rope import HfRope
 from shortfin_apps.llm.model.families.family import Config, Family
 from shortfin_apps.llm.model.rope import Llama3Scaling, Rope
@@ -55,7 +54,8 @@ def ropes(
         raise unsupported(where, "a rotary embedding of a part of the head")
     if odd := next((n for n, f in factors.items() if f.shape != (rotated // 2,)), None):
         raise unsupported(where, f"a `{odd}` of shape {factors[odd].shape}")
-    mscale = config.mscale_all_dim if is_latent(family) else 1.0  # in all published models with both
+    is_latent = "kv_lora_rank" in family.fields
+    mscale = config.mscale_all_dim if is_latent else 1.0  # in all published models with both
     magnitude = {"mscale": mscale, "mscale_all_dim": config.mscale_all_dim}
     scaled = _scaled(where, keys, factors, {"truncate": family.gguf.yarn_truncates, **magnitude})
     scaling = scaled.scaling(where, config.max_position_embeddings, rotated)

@@ -42,12 +42,9 @@ from shortfin_apps.llm.builder.sources.hf_tokenizer import read_tokenizer
 from shortfin_apps.llm.builder.sources.metadata_limits import MAX_NAME_CHARS, check_at_most
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.families import llama
-from shortfin_apps.llm.model.families.family import EXPERT_SCALES
-from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.weight_blocks import Blocks, BlockType
 
-_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
-_DOWN = re.compile(r"(blk\.\d+\.)ffn_down\.(\d+)\.weight")
+_EXPERT = re.compile(r"(?:(?:mlp|block_sparse_moe)\.)?experts\.(\d+)\.(\w+)")
 _OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"} | {
     f"{kind}_proj": kind for kind in ("gate", "up", "down")
 }
@@ -84,9 +81,7 @@ class HfDirectorySource(ModelSource):
         self._drafts: list[Place] = []  # tensors of draft layers that are not built
         self._tensors = dict(self._find_tensors())
         self._matrices = self._find_matrices()
-        self._scales = {n: self._tensors.pop(n) for n in list(self._tensors) if n.endswith(EXPERT_SCALES)}
         check_tensors(self._where, self.spec, self._shapes())
-        self._check_scales()
         self.sha256 = sha256_of([*shards, directory / "config.json", *tokenizer_files(directory)])
 
     @property
@@ -113,7 +108,6 @@ class HfDirectorySource(ModelSource):
             array = read_tensor(self._files, place)
             array = array.astype(np.float32) if array.itemsize == 1 else array  # 8-bit floats
             array = as_float(f"{path}: tensor `{hf_name}`", array)
-        array = self._scaled(name, array)
         if self._family.norms_from_zero and name.endswith("norm.weight"):
             array = array.astype(np.float32) + (not name.endswith("ssm_norm.weight"))
         if name.endswith("ssm_a"):
@@ -161,26 +155,6 @@ class HfDirectorySource(ModelSource):
             return stacked_experts(self._where, stacks, self._tensors, self._files)
         kind = matrix_format(self._where, quantisation) or (UNDECLARED_FP8 if self._has_fp8() else None)
         return quantised_matrices(self._where, kind, self._tensors, self._files) if kind else {}
-
-    def _scaled(self, name: str, matrix: Array) -> Array:
-        """Return an expert's down projection times the expert's factor, if the layer has factors."""
-        match = _DOWN.fullmatch(name)
-        place = self._scales.get(f"{match[1]}{EXPERT_SCALES}") if match else None
-        if match is None or place is None:
-            return matrix
-        scales = read_tensor(self._files, place).astype(np.float32)
-        scaled: Array = matrix.astype(np.float32) * scales[int(match[2])]
-        return scaled
-
-    def _check_scales(self) -> None:
-        """Raise BuildError unless factors of experts can be multiplied into their matrices."""
-        layers = {f"blk.{number}.{EXPERT_SCALES}": layer for number, layer in enumerate(self.spec.layers)}
-        for name, (path, hf_name) in self._scales.items():
-            shape = tuple(self._files[path].get_slice(hf_name).get_shape())
-            if shape not in [(block.count,) for block in layers.get(name, ()) if isinstance(block, MoE)]:
-                raise BuildError(f"{path}: tensor `{hf_name}` of shape {shape} is no factor for each expert")
-        if self._scales and any(each.block_type for each in self._matrices.values()):
-            raise unsupported(self._where, "a factor for each expert in a quantised model")
 
     def _has_fp8(self) -> bool:
         headers = (self._files[path].get_slice(name) for path, name in self._tensors.values())

@@ -198,11 +198,6 @@ class Config(BaseModel):
         return (layer + 1) % self.full_attention_interval != 0
 
 
-# Our name of the tensor [experts] with a factor for the result of each expert of a layer. Sources multiply
-# the matrices of the down projection by it.
-EXPERT_SCALES = "ffn_down_exps.scale"
-
-
 class ExpertStack(Enum):
     """How a tensor of Hugging Face files has a projection of all experts of a layer."""
 
@@ -214,8 +209,8 @@ class ExpertStack(Enum):
 class Gguf:
     """How a family's GGUF files, as llama.cpp's converter writes them, differ from a Llama's.
 
-    `names`: kind of tensor in the file -> our name, which is llama.cpp's for a Llama; `defaults`: values of
-    Config's fields that files lack.
+    `names`: kind of tensor in the file -> our name, which is llama.cpp's for a Llama, both with or without
+    the suffix, such as `.weight`; `defaults`: values of Config's fields that files lack.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)

@@ -12,9 +12,9 @@ from dataclasses import fields, replace
 
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.block import Block
-from shortfin_apps.llm.model.dual_experts import DualExperts
+from shortfin_apps.llm.model.dual_experts import EXPERT_SCALES, DualExperts
 from shortfin_apps.llm.model.families import llama
-from shortfin_apps.llm.model.families.family import EXPERT_SCALES, Config, ExpertStack, Family, Gguf
+from shortfin_apps.llm.model.families.family import Config, ExpertStack, Family, Gguf
 from shortfin_apps.llm.model.families.gemma import GEMMA2
 from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.layer_inputs import LayerInput
@@ -135,7 +135,10 @@ GEMMA4 = Family(
         "post_per_layer_input_norm": "post_norm",
     },
     scales_embedding=True,
-    gguf=Gguf(defaults={"activation": "gelu"}),
+    gguf=Gguf(
+        names={"ffn_gate_inp.scale": "ffn_gate_inp_norm.weight"},
+        defaults={"activation": "gelu"},
+    ),
 )
 GEMMA4_UNIFIED = replace(
     GEMMA4,

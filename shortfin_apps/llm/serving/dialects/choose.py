@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from shortfin_apps.llm.serving.dialects.dialect import Dialect, ReasoningDialect, ToolDialect
+from shortfin_apps.llm.serving.dialects.glm import Glm
 from shortfin_apps.llm.serving.dialects.harmony import Harmony
 from shortfin_apps.llm.serving.dialects.json_dialects import Granite, Hermes, Llama3, Mistral, SmolLM
 from shortfin_apps.llm.serving.dialects.qwen3_coder import Qwen3Coder
@@ -14,6 +15,7 @@ from shortfin_apps.llm.serving.dialects.thoughts import MISTRAL_REASONING, THINK
 TOOL_DIALECTS: Mapping[str, ToolDialect] = {
     "hermes": Hermes(),
     "qwen3-coder": Qwen3Coder(),
+    "glm": Glm(),
     "llama3": Llama3(),
     "mistral": Mistral(),
     "granite": Granite(),
@@ -28,7 +30,7 @@ REASONING_DIALECTS: Mapping[str, ReasoningDialect] = {
 }
 # "auto": choose by the chat template; "none": leave answers unparsed.
 ToolParser = Literal[
-    "auto", "none", "hermes", "qwen3-coder", "llama3", "mistral", "granite", "smollm", "harmony"
+    "auto", "none", "hermes", "qwen3-coder", "glm", "llama3", "mistral", "granite", "smollm", "harmony"
 ]
 ReasoningParser = Literal["auto", "none", "think", "mistral", "granite", "harmony"]
 Signs = tuple[tuple[str, tuple[str, ...]], ...]
@@ -38,6 +40,7 @@ _TOOL_SIGNS: Signs = (
     ("harmony", ("<|channel|>", "<|message|>")),
     ("mistral", ("[TOOL_CALLS]", "tools")),
     ("qwen3-coder", ("<function=", "<parameter=", "tools")),
+    ("glm", ("<arg_key>", "<arg_value>", "tools")),
     ("granite", ("<|tool_call|>", "tools")),
     ("hermes", ("<tool_call>", "tools")),
     ("llama3", ("<|start_header_id|>", '"parameters": ', "tools")),

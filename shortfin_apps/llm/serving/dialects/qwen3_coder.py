@@ -12,19 +12,10 @@ text
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence, Set
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from shortfin_apps.llm.serving.dialects.argument_schemas import (
-    SchemaTypes,
-    fitting_text,
-    part_alone,
-    parts_of,
-    properties_of,
-    refused,
-    required_of,
-    types_of_value,
-)
+from shortfin_apps.llm.serving.dialects.argument_schemas import SchemaTypes, properties_of
 from shortfin_apps.llm.serving.dialects.dialect import Function
 from shortfin_apps.llm.serving.dialects.feed import (
     Arguments,
@@ -38,7 +29,7 @@ from shortfin_apps.llm.serving.dialects.feed import (
 )
 from shortfin_apps.llm.serving.dialects.json_calls import MarkedCalls, more_of
 from shortfin_apps.llm.serving.dialects.lark import ANY_TEXT, Lark, one_of, repeated
-from shortfin_apps.llm.serving.dialects.mended_json import mended, scalar
+from shortfin_apps.llm.serving.dialects.tagged_values import json_value, value_expression, written_properties
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -48,13 +39,6 @@ BEGINS = (BEGIN, FUNCTION)
 ENDS = (FUNCTION_END, END, *BEGINS)  # tags that end the arguments of a call
 VALUE_ENDS = tuple(space + tag for tag in (PARAMETER_END, PARAMETER, *ENDS) for space in ("\n", ""))
 EXACT_VALUE_ENDS = (f"\n{PARAMETER_END}\n",)  # under a grammar, where values may contain all other tags
-_UNKEPT = frozenset(  # keywords about all arguments together, which the grammar of tags cannot enforce
-    {
-        *("anyOf", "oneOf", "not", "if", "then", "else", "minProperties", "maxProperties"),
-        *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
-    }
-)
-_TRIVIAL: tuple[object, ...] = ({}, [], {"type": "string"})  # values of _UNKEPT keywords that forbid nothing
 
 
 class Qwen3Coder(MarkedCalls):
@@ -161,22 +145,9 @@ class _Arguments:
             return mark
         yield Arguments(f"{self._separator}{json.dumps(key.strip(), ensure_ascii=False)}: ")
         self._separator = ", "
-        mark = yield from self._value(self._properties.get(key.strip()))
+        types = self._types.of(self._properties.get(key.strip()))
+        mark = yield from json_value(self._feed, types, self._value_ends)
         return None if mark is None else mark.strip()
-
-    def _value(self, schema: object) -> Generator[Piece | None, None, str | None]:
-        """Yield the text up to the next tag as JSON of a type that `schema` allows; return the tag."""
-        types = self._types.of(schema)
-        if types != {"string"}:
-            text, mark = yield from self._feed.text_before(*self._value_ends)
-            if mark is not None or not self._feed.is_cut:
-                yield Arguments(_typed(text, types))
-            return mark
-        yield Arguments('"')
-        mark = yield from self._feed.copy(_inside_string, *self._value_ends)
-        if mark is not None or not self._feed.is_cut:
-            yield Arguments('"')
-        return mark
 
 
 def _doubled_ends(feed: Feed) -> Parse:
@@ -187,80 +158,24 @@ def _doubled_ends(feed: Feed) -> Parse:
     yield Content(space)
 
 
-def _inside_string(text: str) -> Arguments:
-    return Arguments(json.dumps(text, ensure_ascii=False)[1:-1])
-
-
-def _typed(text: str, types: Set[str]) -> str:
-    """Return the text as JSON of one of `types`; as a JSON string if it is not of these types."""
-    stripped = text.strip()
-    written = mended(stripped) if stripped[:1] in ("{", "[") else scalar(stripped)
-    if written is None or not types & types_of_value(json.loads(written)):
-        return json.dumps(text, ensure_ascii=False)
-    return written
-
-
 def _rest(lark: Lark, functions: Sequence[Function]) -> str:
     """Return a Lark expression of the part of a call after TAGS."""
     return lark.rule(one_of([_call_expression(lark, function) for function in functions]))
 
 
 def _call_expression(lark: Lark, function: Function) -> str:
-    lark.read_schema(function.parameters)
-    properties, required = dict(properties_of(function.parameters)), required_of(function.parameters)
-    properties |= {name: {} for name in sorted(required - properties.keys())}
-    if function.strict:
-        _check_kept(function.parameters)
-    properties = _that_tags_hold(properties, strict=function.strict)
     types = SchemaTypes(function.parameters)
     parameters = [
-        expression if key in required else f"({expression})?"
-        for key, schema in properties.items()
+        expression if is_required else f"({expression})?"
+        for key, schema, is_required in written_properties(lark, function)
         for expression in [_parameter_expression(lark, function, key, schema, types)]
     ]
     begin = lark.literal(f"{function.name}>\n")
     return lark.rule(" ".join([begin, *parameters, lark.literal(f"{FUNCTION_END}\n{END}")]))
 
 
-def _that_tags_hold(properties: Mapping[str, object], *, strict: bool) -> dict[str, object]:
-    """Return the properties with names that the parser reads back unchanged from a tag.
-
-    If strict, raises InvalidRequestError for a property with another name.
-    """
-    kept = {
-        name: each
-        for name, each in properties.items()
-        if name == name.strip() and not set(name) & set("<>\n")
-    }
-    if strict and (others := properties.keys() - kept.keys()):
-        raise refused("properties", f"names {json.dumps(min(others))}, which a tag cannot hold")
-    return kept
-
-
-def _check_kept(parameters: Mapping[str, Any]) -> None:
-    """Raise InvalidRequestError for constraints that the grammar of arguments in tags cannot enforce."""
-    listed, required = properties_of(parameters).keys(), required_of(parameters)
-    for part in parts_of(parameters):
-        for keyword in sorted(_UNKEPT & part.keys()):
-            value = part[keyword]
-            if not isinstance(value, int):
-                is_kept = value in _TRIVIAL
-            elif keyword == "minProperties":
-                is_kept = value <= len(required)
-            else:
-                is_kept = keyword == "maxProperties" and value >= len(listed | required)
-            if not is_kept:
-                raise refused(keyword, "cannot be kept in this model's form of calls")
-        if part.get("additionalProperties") is False and (missing := required - listed):
-            raise refused("required", f"names `{min(missing)}`, which `additionalProperties` forbids")
-
-
 def _parameter_expression(
     lark: Lark, function: Function, key: str, schema: object, types: SchemaTypes
 ) -> str:
-    begin, end = lark.literal(f"{PARAMETER}{key}>\n"), f"\n{PARAMETER_END}\n"
-    if types.of(schema) == {"string"}:
-        text = fitting_text(lark, schema, types, strict=function.strict)
-        return f"{begin} {lark.through(end, ANY_TEXT if text is None else lark.terminal(text))}"
-    of_value = part_alone(schema, function.parameters) if isinstance(schema, Mapping) else {}
-    return f"{begin} {lark.json(of_value, strict=function.strict, owner=function.owner)} {lark.literal(end)}"
+    begin = lark.literal(f"{PARAMETER}{key}>\n")
+    return f"{begin} {value_expression(lark, function, schema, types, EXACT_VALUE_ENDS[0])}"

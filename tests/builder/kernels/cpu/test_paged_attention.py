@@ -17,6 +17,7 @@ SMOLLM2 = PagedAttentionGeometry(
     has_wide_vectors=True,
 )
 LLAMA3 = replace(SMOLLM2, q_heads=32, kv_heads=8, head_dim=128)
+LATENT = replace(SMOLLM2, q_heads=8, kv_heads=1, head_dim=576)  # a group of heads of DeepSeek-V2-Lite
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,9 @@ LLAMA3 = replace(SMOLLM2, q_heads=32, kv_heads=8, head_dim=128)
     [
         (SMOLLM2, [1, 4], [4, 2], [64, 32]),
         (replace(SMOLLM2, has_wide_vectors=False), [1], [2], [32]),
-        (LLAMA3, [1, 2], [4, 3], [32, 16]),
+        (LLAMA3, [1, 2], [4, 3], [64, 32]),
+        (LATENT, [1], [3], [32]),
+        (replace(SMOLLM2, q_heads=3, head_dim=96), [1, 8], [4, 3], [32, 32]),
         (replace(SMOLLM2, q_heads=60), [1], [1], [16]),
         (replace(SMOLLM2, stride=2), [1, 2], [4, 4], [64, 64]),
     ],
@@ -42,6 +45,7 @@ def test_accumulators_of_a_tile_fit_the_registers(
     for tile in tiles:
         assert tile.queries * max(tile.score_pages, tile.dim_tile // 16) <= max(registers, tile.queries)
         assert geometry.head_dim % tile.dim_tile == 0
+        assert tile.dim_tile.bit_count() == 1  # LLVM takes other vectors apart
 
 
 def test_a_page_holds_k_and_v_of_every_layer() -> None:

@@ -103,9 +103,9 @@ class PagedAttentionGeometry(KvPages):
         # Accumulators per query for which registers suffice.
         spare = max(1, (24 if self.has_wide_vectors else 8) // queries)
         score_pages = min(_STEP_PAGES, spare)
-        return AttentionTile(
-            tokens, queries, score_pages, self.stride, math.gcd(self.head_dim, spare * LANES)
-        )
+        # A power of two, as LLVM takes other vectors of 16-bit floats apart, element by element.
+        dim_tile = math.gcd(self.head_dim, LANES << (spare.bit_length() - 1))
+        return AttentionTile(tokens, queries, score_pages, self.stride, dim_tile)
 
     @property
     def interface(self) -> Interface:

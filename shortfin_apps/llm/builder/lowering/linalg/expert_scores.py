@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.model.expert_scores import ExpertScores, PreferExperts, ScoreExperts
+from shortfin_apps.llm.model.feed_forward import ScaleRouting
 
 _SIGMOID = """\
   %one = arith.constant 1.0 : f32
@@ -38,6 +42,24 @@ def prefer_experts(c: LoweringContext, e: Emitter, operation: PreferExperts, val
         bias = c.weights.load_one(e, operation.weight)
         scores = e.elementwise("te", ("te", scores.shape, "f32"), [(scores, "te"), (bias, "e")], _ADD)
     return _in_best_groups(e, operation.by, scores) if operation.by.limits_groups else scores
+
+
+def scale_routing(c: LoweringContext, e: Emitter, operation: ScaleRouting, values: Values) -> Any:
+    """Return the routing of any lowering, which has `weights` f32 and `chosen` experts of the same shape."""
+    routing, factors = values.operand(operation.x), c.weights.load_one(e, operation.weight)
+    weights, chosen, count = routing.weights, routing.chosen, factors.shape[0]
+    assert isinstance(count, int)
+    body = f"""\
+  %last = arith.constant {count - 1} : index
+  %expert = arith.index_cast %b : {chosen.dtype} to index
+  %safe = arith.minui %expert, %last : index
+  %factor = tensor.extract {factors.name}[%safe] : {factors.type}
+  %y = arith.mulf %a, %factor : f32
+  linalg.yield %y : f32"""  # padding, with the weight 0, has an expert after the last
+    loops = "tk"[: len(weights.shape)]
+    ins = [(weights, loops), (chosen, loops)]
+    scaled = e.elementwise(loops, (loops, weights.shape, "f32"), ins, body)
+    return replace(routing, weights=scaled)
 
 
 def _in_best_groups(e: Emitter, by: ExpertScores, scores: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from shortfin_apps.llm.builder.lowering.lowering import Kernels, LoweringContext
 
 @dataclass(frozen=True, slots=True)
 class ChosenExperts:
-    """Each token's n experts, most likely first: `indices` [tokens, n] i64 and `weights` [tokens, n] f32."""
+    """Each token's n experts, most likely first: `chosen` [tokens, n] i64 and `weights` [tokens, n] f32."""
 
-    indices: Tensor
+    chosen: Tensor
     weights: Tensor
 
 
@@ -48,7 +48,7 @@ class LinalgExperts(Kernels):
   linalg.yield %y : f32"""
 
     def _scores(self, e: Emitter, scores: Tensor, indices: Tensor) -> Tensor:
-        """Return the scores of the experts `indices` [tokens, n], as shares of their sum if normalised."""
+        """Return the scores of the experts `chosen` [tokens, n], as shares of their sum if normalised."""
         body = f"""\
   %t = linalg.index 0 : index
   %expert = arith.index_cast %a : i64 to index
@@ -85,7 +85,7 @@ class LinalgExperts(Kernels):
     def gated_experts(
         self, e: Emitter, x: Tensor, weight: str, bias: str | None, routing: ChosenExperts
     ) -> Tensor:
-        features, (tokens, per_token) = self._experts.features, routing.indices.shape
+        features, (tokens, per_token) = self._experts.features, routing.chosen.shape
         both = e.reshape(
             self._products(e, x, "tk", weight, bias, routing), (e.times(tokens, per_token), 2 * features)
         )
@@ -101,7 +101,7 @@ class LinalgExperts(Kernels):
         routing: ChosenExperts,
         residual: Tensor,
     ) -> Tensor:
-        tokens, per_token = routing.indices.shape
+        tokens, per_token = routing.chosen.shape
         each = e.reshape(x, (tokens, per_token, self._experts.features))
         products = self._products(e, each, "tek", weight, bias, routing)
         body = """\
@@ -133,9 +133,9 @@ class LinalgExperts(Kernels):
 {widen_x}{widen_w}  %product = arith.mulf {x32}, {w32} : f32
   %sum = arith.addf %out, %product : f32
   linalg.yield %sum : f32"""
-        shape = (*routing.indices.shape, out_features)
+        shape = (*routing.chosen.shape, out_features)
         start = e.fill("0.0", shape, "f32") if bias is None else self._biases(e, bias, routing)
-        ins = [(x, access), (routing.indices, "te")]
+        ins = [(x, access), (routing.chosen, "te")]
         return e.elementwise("tenk", ("ten", shape, "f32"), ins, body, start)
 
     def _biases(self, e: Emitter, bias: str, routing: ChosenExperts) -> Tensor:
@@ -146,8 +146,8 @@ class LinalgExperts(Kernels):
   %expert = arith.index_cast %a : i64 to index
   %b = tensor.extract {b.name}[%expert, %n] : {b.type}
   linalg.yield %b : f32"""
-        shape = (*routing.indices.shape, b.shape[1])
-        return e.elementwise("ten", ("ten", shape, "f32"), [(routing.indices, "te")], body)
+        shape = (*routing.chosen.shape, b.shape[1])
+        return e.elementwise("ten", ("ten", shape, "f32"), [(routing.chosen, "te")], body)
 
 
 def _widened(value: str, dtype: str) -> tuple[str, str]:

@@ -10,7 +10,11 @@ from typing import Any
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.bodies import capped, gated, yield_as
-from shortfin_apps.llm.builder.lowering.linalg.expert_scores import prefer_experts, score_experts
+from shortfin_apps.llm.builder.lowering.linalg.expert_scores import (
+    prefer_experts,
+    scale_routing,
+    score_experts,
+)
 from shortfin_apps.llm.builder.lowering.linalg.hidden_states import (
     hidden_before,
     join_hidden,
@@ -43,7 +47,7 @@ from shortfin_apps.llm.model.attention import (
 from shortfin_apps.llm.model.draft_layer import HiddenBefore, JoinHidden, KeepHidden, NormHidden
 from shortfin_apps.llm.model.dual_experts import Zeros
 from shortfin_apps.llm.model.expert_scores import PreferExperts, ScoreExperts
-from shortfin_apps.llm.model.feed_forward import GateTokens
+from shortfin_apps.llm.model.feed_forward import GateTokens, ScaleRouting
 from shortfin_apps.llm.model.latent_attention import AbsorbKeys, AttendLatent, ExpandValues, NormFirst
 from shortfin_apps.llm.model.layer_inputs import EmbedLayers, GateLayerInput, JoinLayerInputs
 from shortfin_apps.llm.model.layer_scale import Scale
@@ -164,6 +168,7 @@ LOWERINGS: dict[type[Operation], Callable[[LoweringContext, Emitter, Any, Values
     CapLogits: _cap_logits,
     ScoreExperts: score_experts,
     PreferExperts: prefer_experts,
+    ScaleRouting: scale_routing,
     NormFirst: norm_first,
     AbsorbKeys: absorb_keys,
     AttendLatent: attend_latent,
