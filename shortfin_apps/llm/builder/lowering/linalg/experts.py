@@ -48,7 +48,7 @@ class LinalgExperts(Kernels):
   linalg.yield %y : f32"""
 
     def _scores(self, e: Emitter, scores: Tensor, indices: Tensor) -> Tensor:
-        """Return the scores of the experts `chosen` [tokens, n], as shares of their sum if normalised."""
+        """Return the scores of the experts `indices` [tokens, n], as shares of their sum if normalised."""
         body = f"""\
   %t = linalg.index 0 : index
   %expert = arith.index_cast %a : i64 to index
