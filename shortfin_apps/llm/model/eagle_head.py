@@ -35,6 +35,9 @@ HEAD = "nextn.shared_head_head.weight"
 # For each token of the model, the row of HEAD with its logit, or -1. Stored as f32, like all vectors: it has
 # integers up to 2^24 exactly.
 HEAD_ROWS = "nextn.head_rows.weight"
+# With HEAD_ROWS, HEAD has a multiple of as many rows, the last ones 0. Otherwise kernels for CPUs pad their
+# result, and IREE 3.9 compiles PlaceLogits to read the slice of it at the distance of unpadded rows.
+ROW_ALIGNMENT = 32
 
 
 def depth_weight(index: int) -> str:

@@ -46,7 +46,9 @@ def head_of(
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"norm_before_residual": True}, {"draft_vocab_size": 83}], ids=["plain", "normed", "all"]
+    "changes",
+    [{}, {"norm_before_residual": True}, {"draft_vocab_size": 83}, {"draft_vocab_size": 33}],
+    ids=["plain", "normed", "all", "odd"],
 )
 def test_hidden_states_and_logits_are_those_of_vllm(
     family: GoldenFamily, model: HfDirectorySource, tmp_path: Path, changes: dict[str, Any]
@@ -156,6 +158,10 @@ def without(name: str) -> Callable[[Tensors], None]:
     return lambda tensors: tensors.__delitem__(name)
 
 
+def fewer(tensors: Tensors) -> None:
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][1:]
+
+
 def twice(tensors: Tensors) -> None:
     tensors["d2t"][1] = tensors["d2t"][0] - 1
 
@@ -185,6 +191,7 @@ def other_embedding(tensors: Tensors) -> None:
         ({"eagle_config": {"mystery": 3}}, None, "`mystery` is 3, and whether that changes"),
         ({"hidden_act": "relu"}, None, "activation `relu` is not supported"),
         ({}, without("d2t"), "tensor `d2t` is missing"),
+        ({}, fewer, "`lm_head.weight` has not the 32 rows of `draft_vocab_size`"),
         ({}, without("lm_head.weight"), "tensor `lm_head.weight` is missing"),
         ({}, without("midlayer.hidden_norm.weight"), "nextn.hnorm.weight` is missing"),
         ({}, without("fc.weight"), "tensor `fc.weight` has shape None, expected (48, 144)"),

@@ -32,7 +32,7 @@ from shortfin_apps.llm.builder.sources.hf_matrices import Place, read_tensor
 from shortfin_apps.llm.builder.sources.known_fields import KnownFields, names
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.draft_layer import EMBEDDING_NORM, HIDDEN_NORM, RESULT_NORM
-from shortfin_apps.llm.model.eagle_head import HEAD, HEAD_ROWS, EagleHead, depth_weight
+from shortfin_apps.llm.model.eagle_head import HEAD, HEAD_ROWS, ROW_ALIGNMENT, EagleHead, depth_weight
 from shortfin_apps.llm.model.families import llama
 from shortfin_apps.llm.model.families.family import Config, Size
 from shortfin_apps.llm.model.spec import ModelSpec, tensor_shapes
@@ -138,6 +138,8 @@ class EagleHeadSource(ModelSource):
             if own == depth_weight(index):
                 return np.split(self._read(_PROJECTION), NUM_READS, axis=1)[index]
         array, order = self._read(own), row_order(self.spec, name)
+        if own == HEAD:
+            return np.pad(array, ((0, tensor_shapes(self.spec)[name][0] - len(array)), (0, 0)))
         return array if order is None else array[order]
 
     def blocks(self, name: str) -> Blocks | None:
@@ -186,18 +188,22 @@ class EagleHeadSource(ModelSource):
 
     def _head(self, fields: _HeadFields, config: Config) -> EagleHead:
         spec = self._model.spec
-        attention, feed_forward = llama.layer(config, 0)
+        attention, feed_forward = llama.attention(config, 0), llama.mlp(config)
         ropes = {each.rope for each in spec.rotations if each.rope is not None}
         rope = config.rope
         same = next((each for each in ropes if replace(each, name=rope.name) == rope), None)
         attention = replace(attention, rope=same or replace(rope, name="draft"), norm_before=False)
         has_head = HEAD in self._places
+        maps_rows = has_head and _ROWS_TO_TOKENS in self._places
+        rows = fields.draft_vocab_size or spec.vocab_size
         return EagleHead(
             blocks=(attention, feed_forward),
             reads=_depths(self._where, len(spec.layers), fields.eagle_aux_hidden_state_layer_ids),
             vocab_size=spec.vocab_size,
-            head_rows=(fields.draft_vocab_size or spec.vocab_size) if has_head else None,
-            maps_rows=has_head and _ROWS_TO_TOKENS in self._places,
+            head_rows=(-(-rows // ROW_ALIGNMENT) * ROW_ALIGNMENT if maps_rows else rows)
+            if has_head
+            else None,
+            maps_rows=maps_rows,
             norm_before_residual=fields.norm_before_residual,
         )
 
@@ -237,10 +243,13 @@ class EagleHeadSource(ModelSource):
             raise BuildError(
                 f"{self._where}: tensor `{_EMBEDDING}` has not the shape of the model's embedding"
             )
-        if rows := found.pop(_ROWS_TO_TOKENS, None):
-            if head.maps_rows and rows != (head.head_rows,):
-                raise BuildError(f"{self._where}: tensor `{_ROWS_TO_TOKENS}` has shape {rows}")
-            found |= {HEAD_ROWS: (self.spec.vocab_size,)} if head.maps_rows else {}
+        rows = fields.draft_vocab_size or self.spec.vocab_size
+        for name, shape in ((_ROWS_TO_TOKENS, (rows,)), (HEAD, (rows, hidden))):
+            if found.pop(name, shape) != shape:
+                hf_name = self._places[name][1]
+                raise BuildError(f"{self._where}: `{hf_name}` has not the {rows} rows of `draft_vocab_size`")
+        found |= {HEAD: (head.head_rows, hidden)} if head.head_rows is not None else {}
+        found |= {HEAD_ROWS: (self.spec.vocab_size,)} if head.maps_rows else {}
         of_model = tensor_shapes(replace(self.spec, draft=None))
         check_tensors(self._where, self.spec, of_model | {f"{prefix}{n}": s for n, s in found.items()})
         if head.maps_rows:
