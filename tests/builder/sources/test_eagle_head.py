@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.sources.catalogue import is_eagle_head, open_with_head
 from shortfin_apps.llm.builder.sources.eagle_head import EagleHeadSource
+from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.contract.abi import NO_LOGIT
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.eagle_head import EagleHead
 from shortfin_apps.llm.model.reference.draft import draft, hidden_before, known_hidden
 from shortfin_apps.llm.model.reference.forward import begin, forward, run_layer, weights_of
+from shortfin_apps.llm.model.spec import ModelSpec
 from tests.builder.eagle_files import READS, Tensors, head_config, head_tensors, write_head
 from tests.builder.golden_families import PROMPT, GoldenFamily, stored_weights
 from tests.golden.eagle_head import head_inputs, head_logits
@@ -82,6 +85,8 @@ def test_the_model_itself_stays_as_it_is(
     source = head_of(model, tmp_path, head_config(family.config))
     assert replace(source.spec, draft=None) == model.spec
     assert source.sha256 != model.sha256
+    written = TypeAdapter(ModelSpec)
+    assert written.validate_json(written.dump_json(source.spec)) == source.spec
     expected, logits = (forward(each.spec, stored_weights(each), TOKENS) for each in (model, source))
     np.testing.assert_array_equal(logits, expected)
 
@@ -141,6 +146,15 @@ def test_a_rotation_like_the_models_is_shared(tmp_path: Path) -> None:
     shared = head_of(model, tmp_path / "shared", config | {"rope_theta": None} | same).spec
     assert len(shared.rotations) == 1
     assert len(head_of(model, tmp_path / "own", config).spec.rotations) == 2
+
+
+def test_a_head_fits_a_gguf_file(tmp_path: Path) -> None:
+    """Whose numbers are f32."""
+    family = GoldenFamily.of("qwen35")
+    source = GgufSource(family.write_gguf(tmp_path / "model.gguf"))
+    head = EagleHeadSource(source, write_head(tmp_path / "head", head_config(family.config)))
+    assert head.spec.draft is not None
+    assert head.spec.draft.depths == READS
 
 
 def test_only_heads_are_taken_for_heads(family: GoldenFamily, tmp_path: Path) -> None:

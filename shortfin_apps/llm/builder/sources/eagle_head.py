@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -102,8 +103,8 @@ class EagleHeadSource(ModelSource):
         shards = [directory / name for name in weight_files(directory)]
         self._files = {path: open_weights(path) for path in shards}
         self._places = dict(self._find_tensors())
-        fields, config, rms_norm_eps = self._read_config(directory, accepted)
-        _check_fits(where, model.spec, fields, config, rms_norm_eps)
+        fields, config = self._read_config(directory, accepted)
+        _check_fits(where, model.spec, fields, config)
         with computing_spec(f"{where}/config.json"):
             head = self._head(fields, config)
         self._prefix = f"blk.{len(model.spec.layers)}."
@@ -167,7 +168,7 @@ class EagleHeadSource(ModelSource):
         path, hf_name = place = self._places[name]
         return as_float(f"{path}: tensor `{hf_name}`", read_tensor(self._files, place))
 
-    def _read_config(self, directory: Path, accepted: Collection[str]) -> tuple[_HeadFields, Config, float]:
+    def _read_config(self, directory: Path, accepted: Collection[str]) -> tuple[_HeadFields, Config]:
         """Read `config.json`, whose fields may also be in objects of the layer's and of the head's."""
         file = f"{directory}/config.json"
         raw = read_json(directory / "config.json")
@@ -184,7 +185,7 @@ class EagleHeadSource(ModelSource):
             name: value for name, value in raw.items() if name not in known or name in Config.model_fields
         }
         config, _ = read_config(str(directory), _FAMILY, {**of_layer, "model_type": "llama"}, accepted)
-        return fields, config, config.rms_norm_eps
+        return fields, config
 
     def _head(self, fields: _HeadFields, config: Config) -> EagleHead:
         spec = self._model.spec
@@ -193,16 +194,15 @@ class EagleHeadSource(ModelSource):
         rope = config.rope
         same = next((each for each in ropes if replace(each, name=rope.name) == rope), None)
         attention = replace(attention, rope=same or replace(rope, name="draft"), norm_before=False)
-        has_head = HEAD in self._places
-        maps_rows = has_head and _ROWS_TO_TOKENS in self._places
-        rows = fields.draft_vocab_size or spec.vocab_size
+        head_rows = (fields.draft_vocab_size or spec.vocab_size) if HEAD in self._places else None
+        maps_rows = head_rows is not None and _ROWS_TO_TOKENS in self._places
+        if head_rows is not None and maps_rows:
+            head_rows = -(-head_rows // ROW_ALIGNMENT) * ROW_ALIGNMENT
         return EagleHead(
             blocks=(attention, feed_forward),
             reads=_depths(self._where, len(spec.layers), fields.eagle_aux_hidden_state_layer_ids),
             vocab_size=spec.vocab_size,
-            head_rows=(-(-rows // ROW_ALIGNMENT) * ROW_ALIGNMENT if maps_rows else rows)
-            if has_head
-            else None,
+            head_rows=head_rows,
             maps_rows=maps_rows,
             norm_before_residual=fields.norm_before_residual,
         )
@@ -283,18 +283,16 @@ class EagleHeadSource(ModelSource):
             )
 
 
-def _check_fits(
-    where: str, spec: ModelSpec, fields: _HeadFields, config: Config, rms_norm_eps: float
-) -> None:
+def _check_fits(where: str, spec: ModelSpec, fields: _HeadFields, config: Config) -> None:
     """Raise BuildError, naming the size, unless the head was made for a model like `spec`."""
     sizes = (
         ("`hidden_size`", config.hidden_size, spec.hidden_size),
         ("`target_hidden_size`", fields.target_hidden_size or config.hidden_size, spec.hidden_size),
         ("`vocab_size`", fields.vocab_size, spec.vocab_size),
-        ("`rms_norm_eps`", rms_norm_eps, spec.rms_norm_eps),
+        ("`rms_norm_eps`", config.rms_norm_eps, spec.rms_norm_eps),
     )
     for name, own, models in sizes:
-        if own != models:
+        if not math.isclose(own, models, rel_tol=1e-6):  # GGUF files have f32
             raise BuildError(
                 f"{where}: the head has a {name} of {own}, where {spec.name} needs {models}; "
                 "use a head that was trained for this model"
