@@ -107,7 +107,7 @@ def measure_logprobs(
     case: Case, runner: BatchRunner, program: RecordedProgram, sample_s: float
 ) -> dict[str, Any]:
     """Return the same of the `logprobs` entry that reads a decode's rows; the decode is not timed."""
-    runner.reserve_slots(case.rows)
+    runner.slots.resize(case.rows)
     launch = runner.launch(case.batch)
     slots = {row: row for row in range(case.rows)}
 

@@ -7,7 +7,7 @@ changes. What it would have drafted is compared with the reference.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.draft_layer import DraftLayer
 from shortfin_apps.llm.components.engine.drafter import MAX_FAILURES
 from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.invocation.launch import Launch
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.components.sampling.candidates import Candidates
@@ -102,13 +103,29 @@ class Teller(DraftLayer):
     def num_worth(self, request: Request, least: float, most: int) -> int:
         return 0 if self.has_given_up else max(0, min(most, 1 + len(request.token_ids) % 7))
 
-    def _next(self, request: Request, row: Candidates, num_ahead: int) -> list[int]:
+    def _queue_draws(self, launch: Launch, number: int) -> None:
+        """Replace the tokens that are drawn, in the device's table."""
+        super()._queue_draws(launch, number)
+        super()._drawn()  # they are in the table
+        result, device = self._runner.result(launch), self._runner._device
+        buffers = self._runner.slots.buffers
+        table = device.download(buffers["last_tokens"]).copy()
+        for index, task in enumerate(launch.batch.tasks):
+            if not number:
+                row = result.row(index, with_logits=False)
+                self.rows.append((list(task.request.token_ids), row))
+            table[self._place(task.request, number)] = max(0, self._told(task.request, number))
+        buffers["last_tokens"] = device.upload(table)
+
+    def _drawn(self) -> Mapping[Request, Sequence[int]]:
+        drafted = super()._drawn()
+        return {r: [self._told(r, number) for number in range(len(drafted[r]))] for r in drafted}
+
+    def _told(self, request: Request, num_ahead: int) -> int:
         token_ids, length = list(request.token_ids), len(request.token_ids)
-        if not num_ahead:
-            self.rows.append((token_ids, row))
         known = next((text for text in self.texts if text[:length] == token_ids), [])
         is_wrong = num_ahead == length * 7 % 5
-        return [each ^ is_wrong for each in known[length + num_ahead :][:1]]
+        return known[length + num_ahead] ^ is_wrong if length + num_ahead < len(known) else -1
 
 
 @contextmanager
@@ -219,19 +236,19 @@ def test_hidden_states_that_are_not_finite_end_no_request(
         expected = answers(engine, asked)
     with open_engine(artifact, EngineSettings(speculative="mtp", **options)) as engine:
         runner = engine._runner
-        states = runner._slots.buffers["hidden_states"]
+        states = runner.slots.buffers["hidden_states"]
         nan = np.full(states.shape, np.nan, np.float32)
         step = engine.step
 
         def spoiled() -> Any:
-            runner._slots.buffers["hidden_states"] = runner._device.upload(nan)
+            runner.slots.buffers["hidden_states"] = runner._device.upload(nan)
             return step()
 
         engine.step = spoiled  # type: ignore[method-assign]
         assert answers(engine, asked) == expected
         counts = engine.stats().speculation
     assert counts is not None
-    assert counts.proposed == 0
+    assert counts.proposed > counts.accepted == 0
     assert counts.draft_model_s > 0, "nothing was asked of the layer"
 
 
@@ -245,7 +262,7 @@ def test_a_layer_that_fails_costs_drafts_only(artifact: Artifact, monkeypatch: p
 
     with open_engine(artifact, EngineSettings(**options)) as engine:
         expected = answers(engine, asked)
-    monkeypatch.setattr(DraftLayer, "_run", fail)
+    monkeypatch.setattr(DraftLayer, "_queue_round", fail)
     monkeypatch.setattr(DraftLayer, "round_cost", 0.0)
     with open_engine(artifact, EngineSettings(speculative="mtp", **options)) as engine:
         assert answers(engine, asked) == expected

@@ -15,10 +15,9 @@ import msgspec
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
+from emulated_gpu.chips import BY_NUMBER, CHIPS
 from emulated_gpu.errors import CodeObjectError
 
-# The byte of e_flags that identifies the processor (EF_AMDGPU_MACH).
-_CHIPS = {0x4C: "gfx942", 0x4F: "gfx950", 0x41: "gfx1100", 0x4E: "gfx1201"}
 _METADATA_NOTE = 32  # NT_AMDGPU_METADATA
 _DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
 
@@ -97,10 +96,10 @@ def read_code_object(data: bytes) -> CodeObject:
 
 def _chip_of(elf: Any) -> str:
     number = elf["e_flags"] & 0xFF
-    if number not in _CHIPS:
-        known = ", ".join(_CHIPS.values())
+    if number not in BY_NUMBER:
+        known = ", ".join(CHIPS)
         raise CodeObjectError(f"the code object is for a chip with ELF number {number:#x}; known are {known}")
-    return _CHIPS[number]
+    return BY_NUMBER[number].name
 
 
 def _segments(elf: Any) -> Iterator[Segment]:

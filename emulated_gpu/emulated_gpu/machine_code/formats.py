@@ -20,10 +20,8 @@ from typing import Any, Literal
 
 from tinygrad.renderer.amd.dsl import FixedBitField, Inst
 
+# tinygrad's tables of RDNA 3 include the instructions that RDNA 3.5 adds.
 InstructionSet = Literal["cdna", "rdna3", "rdna4"]
-INSTRUCTION_SETS: Mapping[str, InstructionSet] = MappingProxyType(
-    {"gfx942": "cdna", "gfx950": "cdna", "gfx1100": "rdna3", "gfx1201": "rdna4"}
-)
 
 # If a format has both SDWA variants, the last one, SDWA, is used. VOPC has only SDWA_SDST.
 MODIFIERS = ("LIT", "DPP16", "DPP8", "SDWA_SDST", "SDWA")

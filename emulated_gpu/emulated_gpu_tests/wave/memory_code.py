@@ -45,8 +45,9 @@ _CDNA_STORES = {
 _CDNA_ATOMICS = {"min_i": "smin", "max_i": "smax", "min_u": "umin", "max_u": "umax"}
 DWORDS = {"b64": 2, "b96": 3, "b128": 4, "b256": 8, "b512": 16}
 
-ALL_CHIPS = tuple(CHIPS.values())
-CDNA, GFX950, RDNA3, RDNA4 = (CHIPS[name] for name in ("gfx942", "gfx950", "gfx1100", "gfx1201"))
+# Others execute instructions as one of these.
+ALL_CHIPS = tuple(CHIPS[name] for name in ("gfx942", "gfx950", "gfx1100", "gfx1201"))
+CDNA, GFX950, RDNA3, RDNA4 = ALL_CHIPS
 
 
 def dwords_of(kind: str) -> int:

@@ -6,9 +6,9 @@ import re
 import subprocess
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.gpu_code.chips import CHIPS, WITHOUT_COMPILER, Fp8Type, nearest
 from shortfin_apps.llm.contract.host_cpu import permit_amx
 from shortfin_apps.llm.contract.iree_release import HOW_TO_INSTALL_NEWEST, OF_SHORTFIN, compiler_release
 
@@ -19,12 +19,6 @@ _PROBE = "func.func @probe(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : ten
 _TRIPLES = (None, "aarch64-unknown-linux-gnu", "x86_64-unknown-linux-gnu")
 # NVIDIA chips (sm_N) that IREE 3.13 can compile for. PTX compiled for one of them runs on all newer chips.
 _CUDA_CHIPS = (80, 86, 87, 89, 120)
-Fp8Type = Literal["f8E4M3FN", "f8E4M3FNUZ"]  # OCP's E4M3, and gfx942's variant
-# AMD GPUs with fp8 matrix instructions.
-_AMD_FP8: dict[str, Fp8Type] = {
-    "gfx942": "f8E4M3FNUZ",
-    **dict.fromkeys(("gfx950", "gfx1200", "gfx1201"), "f8E4M3FN"),
-}
 _NVIDIA_FP8 = 89  # first chip with fp8 (sm_89)
 _TARGET = re.compile(r'#hal\.executable\.target<"llvm-cpu", "([^"]*)", \{(.*?)\}>', re.DOTALL)
 
@@ -112,7 +106,7 @@ class Target:
         """The 8-bit float type of the GPU's matrix instructions; None without such instructions."""
         if self.architecture == "nvptx":
             return "f8E4M3FN" if _number(self.cpu) >= _NVIDIA_FP8 else None
-        return None if self.is_cpu else _AMD_FP8.get(self.cpu)
+        return None if self.is_cpu else CHIPS[self.cpu].fp8
 
     @property
     def has_wide_vectors(self) -> bool:
@@ -127,12 +121,26 @@ def resolve_target(device: str) -> Target:
         case "cpu", _:
             return _cpu_target(device, chip or "host")
         case "hip", str(chip) if chip:
+            if chip not in CHIPS:
+                raise BuildError(_unknown_chip(chip))
             return Target(device, _hip_flags(chip), "amdgpu", chip, frozenset())
         case "cuda", str(chip) if re.fullmatch(r"sm_\d+a?", chip):
             return Target(device, _cuda_flags(chip), "nvptx", chip, frozenset())
     raise BuildError(
         f"unknown device {device!r}; give cpu, cpu:<LLVM CPU name>, hip:<chip> (as in hip:gfx942), or "
         "cuda:<chip> (as in cuda:sm_90)"
+    )
+
+
+def _unknown_chip(chip: str) -> str:
+    known = ", ".join(CHIPS)
+    if chip in WITHOUT_COMPILER:
+        return f"IREE's compiler does not know {chip} yet; the AMD chips to build for are {known}"
+    close = nearest(chip)
+    hint = "." if close is None else f": do you mean hip:{close}?"
+    return (
+        f"unknown AMD chip {chip!r}{hint} The chips to build for are {known}; `rocminfo` on the machine with "
+        "the GPU prints its name"
     )
 
 

@@ -3,8 +3,8 @@
 It is upstream shortfin's ABI for paged language models (`module_abi_version` 1; amdsharktank's
 export_paged_llm_v1), extended by packed `extend`, `decode_loop`, `sample`, `adjusted_sample` and `logprobs`
 entries. N and R count rows, one per task (sequence of the batch); S and T count tokens; B is the number of
-pages in a row of the block table; L is the number of slots of `last_tokens` and `counts`; `slabs` is the KV
-cache, one slab per pipeline stage:
+pages in a row of the block table; L and C are the numbers of slots of `last_tokens` and `counts`; `slabs` is
+the KV cache, one slab per pipeline stage:
 
     prefill_bs{N}       tokens [N,S], start_positions [N], seq_lens [N], seq_block_ids [N,B], slabs
     prefill_bs{N}_s{S}  as prefill_bs{N}, with a static S
@@ -18,7 +18,7 @@ cache, one slab per pipeline stage:
                         positions [N], sampling [6,N], last_tokens [L]
     adjusted_sample_bs{N}   logits [R,1,V], row_indices [N], slots [N], positions [N], sampling [6,N],
                             penalties [3,N], edits [4,E], allowed [M,ceil(V/32)], allowed_indices [N],
-                            resets [N], last_tokens [L], counts [L,V]
+                            resets [N], last_tokens [L], counts [C,V]
     logprobs_bs{N}      values [R,1,K], indices [R,1,K], logits [R,1,V], row_indices [N], slots [N],
                         last_tokens [L]
 
@@ -43,7 +43,7 @@ row, and return candidates and logits like a `decode`. They and all entries abov
 `hidden_from [N or R], hidden_to [N or R], hidden_states [HL,H]` before the slabs:
 
     draft_bs{N}         tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B],
-                        hidden_from [N], hidden_to [N], hidden_states [HL,H], slabs
+                        last_tokens [L], hidden_from [N], hidden_to [N], hidden_states [HL,H], slabs
 
 `hidden_states` (f32) is a table on the device. The entry reads the hidden state of the token before a row's
 first one from row `hidden_from`, and stores that of the row's last token in row `hidden_to`, in place. Row
@@ -53,9 +53,10 @@ whether it is NO_HIDDEN: it uses row `hidden_row` of a slot and position, as cal
 of all these entries has TAKES_HIDDEN.
 
 `last_tokens` is a table on the device that has the last token of each running request, by slot. The caller
-assigns the slots. A negative token ID -1-s in `tokens` of a packed `extend` or a `decode_loop` stands for
-`last_tokens[s]`, so that the caller can queue an invocation before it knows this token. `decode_loop`,
-`sample` and `adjusted_sample` draw tokens. They update `last_tokens` in place: the token of row r is stored
+assigns the slots, of which the table may have more than `counts`: for drafted tokens. A negative token ID
+-1-s in `tokens` of a packed `extend`, a `draft` or a `decode_loop` stands for `last_tokens[s]`, so that the
+caller can queue an invocation before it knows this token. `decode_loop`, `sample` and `adjusted_sample` draw
+tokens. They update `last_tokens` in place: the token of row r is stored
 in `last_tokens[slots[r]]`. Nothing is stored for a padding row, a negative slot, or a row without a finite
 best logit. The slots of one invocation, other than these, are distinct.
 
@@ -240,7 +241,7 @@ _ARGUMENTS = {
     Layout.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids"),
     Layout.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids"),
     Layout.PACKED: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids", "last_tokens"),
-    Layout.DRAFT: ("tokens", "seq_lens", "start_positions", "seq_block_ids"),
+    Layout.DRAFT: ("tokens", "seq_lens", "start_positions", "seq_block_ids", "last_tokens"),
     Layout.LOOP: ("tokens", "slots", "positions", "seq_block_ids", "sampling", "last_tokens"),
     Layout.SAMPLE: (
         *("values", "indices", "logits", "row_indices"),

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.builder.quantise import quantise, quantise_rows
-from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
+from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import (
     FLOAT_DTYPES,
     FP8_DTYPES,
@@ -25,6 +25,7 @@ from shortfin_apps.llm.builder.weights.layout import (
     num_panels,
     weight_layout,
 )
+from shortfin_apps.llm.contract.gpu_code.chips import Fp8Type
 from shortfin_apps.llm.model.spec import BuildOptions, FloatType, WeightType, weight_shapes
 from shortfin_apps.llm.model.weight_blocks import E2M1, Q8_0, BlockType, Terms
 from tests.builder.compiled_model import HYBRID, ROUTED, TINY

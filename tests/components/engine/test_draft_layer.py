@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shortfin_apps.llm.components.engine.drafter import MAX_FAILURES
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT
 from tests.components.engine.test_speculation import MODES, PARAMS, PLACES, answers
@@ -152,3 +153,35 @@ def test_forced_tokens_are_computed_before_a_draft() -> None:
         expected = answers(make_rig(fake_config(pages=64), **options), calls)
         rig = make_rig(fake_config(pages=64), speculation=ALONE, drafts=0.0, **options)
         assert answers(rig, calls) == expected
+
+
+SAMPLES: dict[str, Any] = {"mode": "extend-attention", "token_budget": 64, "sample_sizes": (1, 2, 4, 8)}
+
+
+def test_a_draft_and_its_check_are_queued_at_once() -> None:
+    rig = make_rig(fake_config(pages=64), speculation=ALONE, drafts=0.0, **SAMPLES)
+    submit, queued = rig.program.submit, []
+
+    def watched(entry: str, arguments: Any) -> Any:
+        queued.append((entry, len(rig.program.in_flight)))
+        return submit(entry, arguments)
+
+    rig.program.submit = watched  # type: ignore[method-assign]
+    answers(rig, [call(str(i), [i, *PROMPT[:9]], 4) for i in range(3)])
+    rounds = [("draft_bs4", 0), ("sample_bs4", 1), ("draft_bs4", 2), ("sample_bs4", 3)]
+    assert queued[-5:] == [*rounds, ("extend", 4)]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_draft_that_fails_ends_no_request(depth: int) -> None:
+    """The batch that is queued after it fails with it, and is computed again; then no more is drafted."""
+    calls = [call(str(i), [i, *PROMPT[:9]], 20) for i in range(3)]
+    config = fake_config(pages=64)
+    expected = answers(make_rig(config, depth=depth, **SAMPLES), calls)
+    rig = make_rig(config, speculation=ALONE, drafts=0.0, depth=depth, **SAMPLES)
+    make_faulty(rig, faults=[*range(100)], spoiled=[])
+    assert answers(rig, calls) == expected
+    stats = rig.engine.stats()
+    assert stats.failed_invocations == 0
+    assert stats.preemptions == MAX_FAILURES * len(calls)
+    assert [name for name, _ in rig.program.calls].count("draft_bs4") <= MAX_FAILURES * HIDDEN_PER_SLOT

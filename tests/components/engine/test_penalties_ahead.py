@@ -42,7 +42,7 @@ def calls(kinds: list[dict[str, Any]], tokens: int = 16, **params: Any) -> list[
 
 
 def counts_of(rig: Rig) -> np.ndarray[Any, Any]:
-    return array_of(rig.runner._slots.buffers["counts"])
+    return array_of(rig.runner.slots.buffers["counts"])
 
 
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])

@@ -35,7 +35,7 @@ def test_padding_is_of_row_0_at_position_minus_1() -> None:
     assert padded["row_indices"].tolist() == [3, 1, 0]
     assert padded["positions"].tolist() == [12, 4, -1]
     assert padded["slots"].tolist() == [9, 5, -1]
-    unstored = padded_draws(3, tasks, [3, 1], fields.__getitem__, stores=False)
+    unstored = padded_draws(3, tasks, [3, 1], fields.__getitem__, slots=())
     assert unstored["slots"].tolist() == [-1, -1, -1]
     assert padded["sampling"].T.tolist() == [[1, 2, 3, 4, 5, 6], [7] * 6, [0] * 6]
 

@@ -11,7 +11,6 @@ import pytest
 from emulated_gpu.chips import CHIPS as EMULATED
 from emulated_gpu.machine_code.code_object import CodeObject, read_code_object
 from emulated_gpu.machine_code.decode import Instruction, decode
-from emulated_gpu.machine_code.formats import INSTRUCTION_SETS
 from emulated_gpu.translate.kernel import translate, translate_instruction
 from emulated_gpu.translate.operands import EXEC, M0, VCC, Machine
 from emulated_gpu.translate.program import FIRST_TEMPORARY, Class, OperandKind, Record
@@ -20,7 +19,7 @@ from tests.conftest import BuildTiny
 
 
 def instructions_of(code_object: CodeObject) -> list[list[Instruction]]:
-    instruction_set = INSTRUCTION_SETS[code_object.chip]
+    instruction_set = EMULATED[code_object.chip].instruction_set
     return [list(decode(kernel.code, kernel.entry, instruction_set)) for kernel in code_object.kernels]
 
 

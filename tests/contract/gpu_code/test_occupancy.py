@@ -10,12 +10,13 @@ from dataclasses import replace
 import pytest
 
 from emulated_gpu.machine_code.code_object import CodeObject, Descriptor, Kernel, read_code_object
-from shortfin_apps.llm.contract.gpu_code.occupancy import RESOURCES, waves_by_kernel, waves_per_simd
+from shortfin_apps.llm.contract.gpu_code.chips import CHIPS as CHIPS_OF_AMD
+from shortfin_apps.llm.contract.gpu_code.occupancy import waves_by_kernel, waves_per_simd
 from tests.code_objects import CHIPS, tiny_code_objects
 from tests.conftest import BuildTiny
 
 WGP_MODE = 1 << 29
-LANES = {"gfx942": 64, "gfx1100": 32, "gfx1201": 32}  # LLVM 19 knows no gfx950
+LANES = {name: chip.lanes for name, chip in CHIPS_OF_AMD.items() if name != "gfx950"}  # LLVM 19 lacks it
 PROGRAM = """
 @lds = internal addrspace(3) global [{lds} x i8] poison
 define amdgpu_kernel void @kernel() "amdgpu-flat-work-group-size"="{workgroup},{workgroup}" {{
@@ -151,7 +152,7 @@ def test_compiled_kernels_fit_their_chip(build_tiny: BuildTiny, chip: str) -> No
     objects = [read_code_object(image) for image in tiny_code_objects(build_tiny, chip)]
     waves = waves_by_kernel(objects)
     assert waves
-    assert all(0 < each <= RESOURCES[chip].waves for each in waves.values())
+    assert all(0 < each <= CHIPS_OF_AMD[chip].resources.waves for each in waves.values())
     kernels = [each for found in objects for each in found.kernels]
-    if RESOURCES[chip].has_wgp:  # what is assumed in reading the descriptor
+    if CHIPS_OF_AMD[chip].resources.has_wgp:  # what is assumed in reading the descriptor
         assert any(each.descriptor.rsrc1 & WGP_MODE for each in kernels)

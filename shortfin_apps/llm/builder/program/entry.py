@@ -295,10 +295,11 @@ def _arguments(
     batch = _batch(e, entry, imported, starts, seq_lens, length=length, offsets=offsets)
     if _takes_followers(entry, slabs):
         batch.followers = _import(e, "followers", (rows,), "i64")
-    if not is_packed:
-        return {"tokens": e.reshape(tokens, (batch.tokens,))}, batch
+    inputs = {"tokens": tokens if is_packed else e.reshape(tokens, (batch.tokens,))}
+    if not is_packed and entry.layout() is not Layout.DRAFT:
+        return inputs, batch
     last_tokens = _import(e, "last_tokens", (_dim(e, "last_tokens", 0),), "i64")
-    return {"tokens": tokens, "last_tokens": last_tokens}, batch
+    return {**inputs, "last_tokens": last_tokens}, batch
 
 
 def _batch(

@@ -45,7 +45,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.builder.quantise import quantise, quantise_fp8, quantise_rows
-from shortfin_apps.llm.builder.target import Fp8Type, Target
+from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.contract.gpu_code.chips import Fp8Type
 from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.feed_forward import GatedExperts
 from shortfin_apps.llm.model.layer_inputs import TABLE

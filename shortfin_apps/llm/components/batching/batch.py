@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shortfin_apps.llm.components.request.request import Request
@@ -18,7 +18,8 @@ class LlmTaskInput:
     layers. Both are the lease's own lists: callers must read their contents only during the step, and may
     only compare their identity afterwards.
 
-    A token that the device has yet to draw is represented by -1 minus the request's slot (abi.py).
+    A token that the device has yet to draw is represented by -1 minus its place in the device's table: the
+    request's slot, or another one for a drafted token (abi.py).
     `completes`: the last row yields a token, because the task ends at the request's last or at a proposed
     token. `num_ahead` counts the tokens, up to the end of this task, that are only proposed. `state_page_id`:
     the page for the state after a proposed token, if the model keeps states (lease.py).
@@ -61,9 +62,18 @@ class LlmTaskInput:
     ) -> LlmTaskInput:
         """Create a task for a proposed token, `offset` positions after the token of the decode `last`."""
         start = last.start_position + offset
-        task = cls(last.request, (token_id,), start, start + 1, last.page_ids, last.window_page_ids)
+        task = cls(last.request, [token_id], start, start + 1, last.page_ids, last.window_page_ids)
         task.num_ahead, task.state_page_id = offset, state_page_id
         return task
+
+    def learn(self, token_id: int | None) -> None:
+        """Set the token of a proposed task that the device has drawn; None: none, and the row yields nothing.
+
+        The list of tokens stays the same, because a record of the batch may have it.
+        """
+        assert isinstance(self.token_ids, list), "it is proposed"
+        self.token_ids[0] = -1 if token_id is None else token_id
+        self.completes = token_id is not None
 
     def on_launch(self, turn: int) -> None:
         """Count the task's tokens as planned; if it completes, the device draws the token after them.
@@ -123,13 +133,15 @@ class Batch:
     Each request has one task, or one decode for each of several known tokens, and one more for each proposed
     token (`has_proposals`). Tasks of one request follow each other, in order of position.
 
-    `series` is the same object for a batch and the ones that `following` makes of it.
+    `series` is the same object for a batch and the ones that `following` makes of it. `learn` waits for
+    proposed tokens that the device has yet to draw, and puts them into the tasks; None if all are known.
     """
 
     family: EntryFamily
     tasks: tuple[LlmTaskInput, ...]
     series: object = field(default_factory=object)
     has_proposals: bool = False
+    learn: Callable[[], None] | None = None
 
     @property
     def is_decode(self) -> bool:

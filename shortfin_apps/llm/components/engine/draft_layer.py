@@ -6,6 +6,9 @@
                 result and x, it samples y.
                 The main model computes t, x and y, one row each (speculation.py). Its entry overwrites the
                 draft layer's keys and values of these, and the hidden states.
+                All are queued at once: x and y stay in the device's table of tokens, until the host waits
+                for the main model's rows. If a VMFB draws no tokens of such rows, the host samples them, and
+                waits for each round.
 
 The draft layer uses the pages of the main model's leases: there is nothing to catch up on, and shared
 prefixes are shared with it. If the hidden state before a request's first computed token is unknown, as after
@@ -14,13 +17,22 @@ a shared prefix, zeros stand for it: the first draft may then be wrong.
 
 from __future__ import annotations
 
+from array import array
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import takewhile, zip_longest
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.engine.drafter import Drafter
+from shortfin_apps.llm.components.engine.drafter import Drafter, DraftError, DraftOptions
+from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch
+from shortfin_apps.llm.components.invocation.row_draws import padded_draws
+from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
-from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.components.sampling.device_sampling import device_fields
+from shortfin_apps.llm.contract.abi import EntryFamily, Layout
+from shortfin_apps.llm.contract.errors import DeviceLostError
 
 
 class DraftLayer(Drafter):
@@ -33,8 +45,95 @@ class DraftLayer(Drafter):
         is_behind = request.num_planned < len(request.token_ids) - 1
         return 0 if is_behind else super().num_worth(request, least, most)
 
+    def __init__(self, runner: BatchRunner, cache: KVCache, options: DraftOptions) -> None:
+        super().__init__(runner, cache, options)
+        self._launches: list[Launch] = []  # of the last draft, until the host knows its tokens
+        self._draws: list[tuple[Sequence[Request], DrawLaunch]] = []
+
+    def learn(self, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> None:
+        """Wait for the tokens of the last draft; those after a row that is not finite are given up."""
+        if not self._launches:
+            return
+        try:
+            with self._counting_time():
+                drafted = self._drawn()
+        except Exception as error:
+            self._count_failure(error)
+            if isinstance(error, DeviceLostError):
+                raise
+            raise DraftError(f"an invocation of the {self.NAME} failed") from error
+        finally:
+            self._launches, self._draws = [], []
+        self._failures = 0
+        for request, tasks in proposed.items():
+            finite = list(takewhile(lambda token_id: token_id >= 0, drafted[request]))
+            for task, token_id in zip_longest(tasks, finite[: len(tasks)]):
+                task.learn(token_id)
+
     def flush_cache(self) -> None:
         """Do nothing: the pages are the main model's."""
+
+    def _drawn(self) -> Mapping[Request, Sequence[int]]:
+        """Wait for the last draft, and return each request's tokens; -1 for a row that is not finite."""
+        drafted: dict[Request, list[int]] = defaultdict(list)
+        for launch in self._launches:
+            self._runner.wait(launch)
+        for requests, draw in self._draws:
+            for request, token_id in zip(requests, self._runner.drawn(draw), strict=True):
+                drafted[request].append(token_id)
+        return drafted
+
+    def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
+        if not self._runner.buckets.draws_rows:
+            return super()._rounds(wanted)
+        try:
+            for number in range(max(wanted.values())):
+                self._queue_round([r for r, count in wanted.items() if count > number], number)
+        except BaseException:
+            self._abandon()
+            raise
+        return {r: [-1 - self._place(r, number) for number in range(count)] for r, count in wanted.items()}
+
+    def _queue_round(self, requests: Sequence[Request], number: int) -> None:
+        """Queue the draft of one token for each request, the one after `number` others."""
+        most = self._runner.buckets.most_drafts
+        for first in range(0, len(requests), most):
+            part = requests[first : first + most]
+            tasks = [self._task(r, self._before(r, number), len(r.token_ids) - 1 + number) for r in part]
+            launch = self._runner.launch(Batch(EntryFamily.DRAFT, tuple(tasks)))
+            self._launches.append(launch)
+            self._queue_draws(launch, number)
+
+    def _queue_draws(self, launch: Launch, number: int) -> None:
+        """Queue the draws of a round's tokens into their places in the device's table."""
+        tasks, results = launch.batch.tasks, self._runner.results_in_flight(launch)
+        rows = list(range(len(tasks)))
+        while rows:
+            shape = self._runner.buckets.row_shape(Layout.SAMPLE, len(rows))
+            taken, rows = rows[: shape.rows], rows[shape.rows :]
+            requests = [tasks[row].request for row in taken]
+            slots = [self._place(request, number) for request in requests]
+            arrays = padded_draws(shape.rows, tasks, taken, self._fields, slots=slots)
+            draw = self._runner.launch_draw(results, shape, arrays, taken, is_recorded=False)
+            self._draws.append((requests, draw))
+
+    def _abandon(self) -> None:
+        """Wait for what is queued of a draft that cannot be completed."""
+        for launch in self._launches:
+            self._runner.abandon(launch)
+        for _, draw in self._draws:
+            self._runner.abandon(draw)
+        self._launches, self._draws = [], []
+
+    def _fields(self, request: Request) -> array[int]:
+        return device_fields(request, self._runner.num_candidates, draws_rows=True)
+
+    def _before(self, request: Request, number: int) -> Sequence[int]:
+        """Return the token before the one that is drafted after `number` others."""
+        return [-1 - self._place(request, number - 1)] if number else request.token_ids[-1:]
+
+    def _place(self, request: Request, number: int) -> int:
+        return self._runner.slots.drafted_slot(request.slot, number)
 
     def _first_round(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
         tasks = [self._task(r, r.token_ids[-1:], len(r.token_ids) - 1) for r in wanted]

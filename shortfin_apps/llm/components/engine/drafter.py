@@ -3,14 +3,16 @@
 A round is one invocation for all requests that get drafts: it computes one token of each, and samples the
 next one with the request's own random numbers. A drafter never ends a request. If it cannot draft for a
 request, the request is decoded without drafts. If an invocation fails, no request gets drafts in this step;
-after MAX_FAILURES consecutive failures, the drafter stays off.
+after MAX_FAILURES consecutive failures, the drafter stays off. If the step's own invocation was queued
+already, it fails, too: the engine computes it again (DraftError).
 """
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3  # consecutive
 PRIOR = 0.8  # acceptance rate before any observation
+
+
+class DraftError(Exception):
+    """An invocation of a drafter failed, and so did the one that was queued after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,23 +91,25 @@ class Drafter(ABC):
     def draft(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
         """Draft up to the `wanted` number of tokens for each request; requests without drafts are omitted.
 
-        Callers must have reserved pages of the main model for the wanted tokens.
+        Callers must have reserved pages of the main model for the wanted tokens. Tokens that the device has
+        yet to draw are represented as in an LlmTaskInput; `learn` waits for them.
         """
         self.forget_ended()
-        began_s = self._runner.device_s
+        for request in wanted:
+            self._rates.setdefault(request, Rate(PRIOR, self._rate.value))
         try:
-            self._runner.clear_suspects(self._cache)
-            drafted = self._rounds(wanted)
+            with self._counting_time():
+                self._runner.clear_suspects(self._cache)
+                return self._rounds(wanted)
         except Exception as error:  # the runtimes have no common exception
-            self._failures = MAX_FAILURES if isinstance(error, DeviceLostError) else self._failures + 1
-            self._fail()
-            left = "it is not used any more" if self.has_given_up else "requests go on without drafts"
-            logger.error("an invocation of the %s failed, %s: %s", self.NAME, left, error, exc_info=error)
+            self._count_failure(error)
             return {}
-        finally:
-            self.device_s += self._runner.device_s - began_s
-        self._failures = 0
-        return drafted
+
+    def learn(self, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> None:  # noqa: B027
+        """Put the drafted tokens into their tasks, if `draft` has not waited for them.
+
+        Raises DraftError if an invocation of the draft failed, DeviceLostError if the device is lost.
+        """
 
     def observe(self, request: Request, num_proposed: int, num_accepted: int) -> None:
         """Record how many of the first `num_proposed` tokens of the request's last draft were accepted."""
@@ -118,9 +126,23 @@ class Drafter(ABC):
     def flush_cache(self) -> None:
         """Free all pages of the drafter that are cached for prefix sharing but not leased."""
 
+    @contextmanager
+    def _counting_time(self) -> Iterator[None]:
+        """Count the time of the runner's invocations in the `with` block as the drafter's."""
+        began_s = self._runner.device_s
+        try:
+            yield
+        finally:
+            self.device_s += self._runner.device_s - began_s
+
+    def _count_failure(self, error: Exception) -> None:
+        self._failures = MAX_FAILURES if isinstance(error, DeviceLostError) else self._failures + 1
+        self._fail()
+        left = "it is not used any more" if self.has_given_up else "requests go on without drafts"
+        logger.error("an invocation of the %s failed, %s: %s", self.NAME, left, error, exc_info=error)
+
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        for request in wanted:
-            self._rates.setdefault(request, Rate(PRIOR, self._rate.value))
+        """Draft round by round; the host samples the tokens of each round before the next one."""
         drafted = self._first_round(wanted)
         for number in range(1, max(wanted.values(), default=0)):
             going = [r for r, tokens in drafted.items() if len(tokens) == number < wanted[r]]
@@ -130,6 +152,7 @@ class Drafter(ABC):
             for request, row in zip(going, self._run(tasks), strict=True):
                 if self._is_finite(request, row):
                     drafted[request] += self._next(request, row, number)
+        self._failures = 0
         return drafted
 
     def _next(self, request: Request, row: Candidates, num_ahead: int) -> list[int]:

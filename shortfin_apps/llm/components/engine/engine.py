@@ -15,7 +15,7 @@ from dataclasses import replace
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
-from shortfin_apps.llm.components.engine.drafter import Drafter
+from shortfin_apps.llm.components.engine.drafter import Drafter, DraftError
 from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
 from shortfin_apps.llm.components.engine.pipeline import InFlight, Pipeline
 from shortfin_apps.llm.components.engine.row_reader import Row, Rows
@@ -95,7 +95,7 @@ class Engine:
             adjusts_rows=runner.buckets.draws_adjusted_rows,
             computes_logprobs=runner.buckets.computes_logprobs,
         )
-        runner.reserve_slots(scheduler.max_running)
+        runner.slots.resize(scheduler.max_running)
         depth = depth if runner.num_candidates and runner.buckets.can_run_ahead else 0
         self._pipeline = Pipeline(runner, self._sampler, cache, depth)
         self._jumps_ahead = jump_ahead
@@ -324,6 +324,8 @@ class Engine:
         """Wait for the first step in flight and commit it; on failure, end the requests of its batch."""
         try:
             rows = self._pipeline.complete()
+        except DraftError:
+            self._abandon()
         except Exception as error:  # the runtimes have no common exception
             self._fail(error)
         else:
@@ -335,10 +337,7 @@ class Engine:
             self._speculation.settle()
 
     def _fail(self, error: Exception) -> None:
-        """Abandon the steps in flight, and end the requests of the first one's batch.
-
-        Requests of later steps are preempted: they start again from the tokens that are known.
-        """
+        """Abandon the steps in flight, and end the requests of the first one's batch."""
         batch = self._pipeline.first.batch
         was_lost = self._counters.lost_device is not None
         logger.error(
@@ -350,12 +349,15 @@ class Engine:
             self._counters.lost_device = str(error)
         self._fault(f"an invocation failed: {error}")
         shown = error if isinstance(error, LlmError) else InvocationError(f"the invocation failed: {error}")
-        failed = {task.request: None for task in batch.tasks if not task.has_left}
-        for request in failed:
+        for request in {task.request: None for task in batch.tasks if not task.has_left}:
             self._deltas.append(self._requests.end(request, FinishReason.ERROR, shown))
+        self._abandon(waits=not isinstance(error, DeviceLostError))
+
+    def _abandon(self, *, waits: bool = True) -> None:
+        """Abandon the steps in flight, and preempt their requests: they start again from known tokens."""
         for request in [each for each in self._scheduler.running if each.num_planned > each.num_computed]:
             self._scheduler.preempt(request)
-        self._pipeline.abandon(waits=not isinstance(error, DeviceLostError))
+        self._pipeline.abandon(waits=waits)
 
     def _commit(self, step: InFlight, rows: Rows) -> None:
         """Advance each task, publish full pages and sample tokens; a row with NaN ends its request instead.
@@ -440,9 +442,7 @@ class Engine:
             token_id = self._sampler.sample(row, request)
         except (InvocationError, ConstraintError) as error:
             return self._requests.end(request, FinishReason.ERROR, error)
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        if params.logprobs is not None:
-            logprobs = (row_logprobs(row, token_id, params.logprobs),)
+        logprobs = () if params.logprobs is None else (row_logprobs(row, token_id, params.logprobs),)
         logits: tuple[ChosenLogit, ...] = ()
         if params.chosen_logits:
             logit = row.logit_of(token_id)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
@@ -141,7 +142,7 @@ class Pipeline:
                 self._steps[0].error = error
 
     def complete(self) -> Rows:
-        """Wait for the first step in flight, and return its rows. Raises InvocationError.
+        """Wait for the first step in flight, and return its rows. Raises InvocationError, DraftError.
 
         All rows are fetched here. A commit makes no access to the device and so cannot fail halfway.
         """
@@ -152,6 +153,8 @@ class Pipeline:
         assert not step.late, "the step before was committed"
         if step.unread:
             self._reader.prepare(step.batch, step.unread)
+        if step.batch.learn is not None:
+            step.batch.learn()
         drawn = self._runner.wait(step.launch)
         rows: list[Row] = [None] * len(step.batch.tasks)
         if drawn is not None:
@@ -181,6 +184,9 @@ class Pipeline:
         for a lost device: the steps may never finish. Pages that the steps wrote become suspect.
         """
         for step in self._steps:
+            if step.batch.learn is not None and waits:
+                with suppress(Exception):  # the caller already knows that something failed
+                    step.batch.learn()
             for launch in (step.launch, *step.draws, *step.logprobs):
                 if launch is not None:
                     self._runner.abandon(launch, waits=waits)

@@ -106,10 +106,13 @@ class Speculation:
                 left -= len(proposal.tasks)
             else:
                 without.append(task)
+        learn = None
         if self._drafter is not None:
             least = self._least_chance(len(decodes), num_rows, len(without))
-            self._open += self._proposed_by(self._drafter, without, least, left)
-        return _with_proposals(batch, {each.request: each.tasks for each in self._open})
+            drafted = self._proposed_by(self._drafter, without, least, left)
+            learn = partial(self._drafter.learn, {each.request: each.tasks for each in drafted})
+            self._open += drafted
+        return _with_proposals(batch, {each.request: each.tasks for each in self._open}, learn)
 
     def would_propose(self, requests: Sequence[Request]) -> bool:
         """Return whether decodes of these requests may get proposals."""
@@ -198,14 +201,16 @@ class Speculation:
             self._lookups = {each: self._lookups[each] for each in running if each in self._lookups}
 
 
-def _with_proposals(batch: Batch, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> Batch:
+def _with_proposals(
+    batch: Batch, proposed: Mapping[Request, Sequence[LlmTaskInput]], learn: Callable[[], None] | None
+) -> Batch:
     """Return an `extend` batch with proposed tokens after their decodes; `batch` itself if there are none."""
     if not proposed:
         return batch
     tasks: list[LlmTaskInput] = []
     for task in batch.tasks:
         tasks += [task, *(proposed.get(task.request, ()) if task.completes else ())]
-    return Batch(EntryFamily.EXTEND, tuple(tasks), has_proposals=True)
+    return Batch(EntryFamily.EXTEND, tuple(tasks), has_proposals=True, learn=learn)
 
 
 def _as_tasks(last: LlmTaskInput, token_ids: Sequence[int], observe: Callable[[int, int], None]) -> _Proposal:

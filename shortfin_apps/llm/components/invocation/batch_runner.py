@@ -86,10 +86,10 @@ class BatchRunner:
             )
             for layout in Layout
         }
-        self._slots = SlotTables(device, program.entries)  # `reserve_slots` sets their size
+        self.slots = SlotTables(device, program.entries)  # callers must set their size
         self._loop = LoopState(self._upload, takes_hidden=self.buckets.most_drafts > 0)
         self._recorded_loop: Loop | None = None
-        self._draw_arguments = DrawArguments(self._upload, self._slots)
+        self._draw_arguments = DrawArguments(self._upload, self.slots)
         self._logprob_arguments = LastUpload(self._upload)
         self._block_tables = BlockTables(self._upload)
         self._window_tables = BlockTables(self._upload)
@@ -98,10 +98,6 @@ class BatchRunner:
         self._ran: set[str] = set()  # entries that ran since their counts were copied
         self.device_s = 0.0
         self.num_uploads = 0  # arrays copied to the device
-
-    def reserve_slots(self, num_slots: int) -> None:
-        """Make room in the tables by slot for as many running requests."""
-        self._slots.resize(num_slots)
 
     @property
     def table_counts(self) -> TableCounts:
@@ -261,7 +257,7 @@ class BatchRunner:
         on_device = {name: self._upload(array) for name, array in arrays.items()} | dict(left or {})
         if entry.takes_slabs:
             hidden = {name: self._upload(array) for name, array in self._hidden(shape, tasks).items()}
-            on_device = {**self._slots.buffers, **hidden, **on_device} | self._tables(tasks, shape)
+            on_device = {**self.slots.buffers, **hidden, **on_device} | self._tables(tasks, shape)
         arguments = [on_device[name] for name in self._argument_names[shape.layout]]
         results = self._invoke(shape.entry, [*arguments, *(self._page_table if entry.takes_slabs else ())])
         named = entry.named_results(results, self._top_k)
@@ -315,12 +311,15 @@ class BatchRunner:
         arrays: Mapping[str, Array],
         rows: Sequence[int],
         given: Mapping[str, DeviceBuffer] | None = None,
+        *,
+        is_recorded: bool = True,
     ) -> DrawLaunch:
         """Queue the sampling entry of `shape` on `arrays`, which draw from these rows of `results`.
 
         `given`: the same arguments on the device, if they are there.
         """
-        record = None if self._recorder is None else self._recorder.draw(shape.entry, arrays, len(rows))
+        recorder = self._recorder if is_recorded else None
+        record = None if recorder is None else recorder.draw(shape.entry, arrays, len(rows))
         given = given or {name: self._upload(array) for name, array in arrays.items()}
         return DrawLaunch(rows, self._submit_rows(results, shape, given, record), record)
 
@@ -357,7 +356,7 @@ class BatchRunner:
     ) -> Pending:
         """Queue an entry that reads rows of `results`."""
         begin = self._clock()
-        arguments = {**results, **given, **self._slots.buffers}
+        arguments = {**results, **given, **self.slots.buffers}
         names = self._argument_names[shape.layout]
         pending = self._submit(shape.entry, [arguments[name] for name in names], record)
         self.device_s += self._clock() - begin
@@ -408,7 +407,7 @@ class BatchRunner:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tables, and of the results and workspace of entries that do not allocate these."""
-        tables = [*self._page_table, *self._slots.buffers.values()]
+        tables = [*self._page_table, *self.slots.buffers.values()]
         return sum(prod(table.shape) * table.dtype.itemsize for table in tables) + self._invoker.num_bytes
 
     def warm_up(
@@ -470,7 +469,7 @@ class BatchRunner:
     ) -> list[DeviceBuffer]:
         """Return all arguments of the entry on the device; `given` has some of them by name."""
         tables = {} if BLOCK_TABLES[0] in given else self._tables(tasks, shape)
-        on_device = {**tables, **given, **self._slots.buffers}
+        on_device = {**tables, **given, **self.slots.buffers}
         names = self._argument_names[shape.layout]
         if any(name not in on_device for name in names):
             arrays = padded_arrays(shape, tasks) | self._hidden(shape, tasks)

@@ -25,18 +25,25 @@ LEAST_EDITS = 256
 
 
 def padded_draws(
-    size: int, tasks: Sequence[LlmTaskInput], rows: Sequence[int], fields: Fields, *, stores: bool = True
+    size: int,
+    tasks: Sequence[LlmTaskInput],
+    rows: Sequence[int],
+    fields: Fields,
+    *,
+    slots: Sequence[int] | None = None,
 ) -> dict[str, Array]:
     """Return the arguments of a `sample` entry that draws the tokens of `rows`, padded to `size` draws.
 
-    `rows` are indices of `tasks` and of a batch's logits. The device stores the tokens in the requests' slots
-    of its token table if it `stores` them.
+    `rows` are indices of `tasks` and of a batch's logits. The device stores the tokens in these `slots` of
+    its token table, one per row; None: in the requests' slots; empty: it stores none.
     """
     drawn = [tasks[row] for row in rows]
     requests = [task.request for task in drawn]
+    if slots is None:
+        slots = [request.slot for request in requests]
     return {
         "row_indices": padded(rows, size, 0),
-        "slots": padded([request.slot for request in requests] if stores else [], size, -1),
+        "slots": padded(slots, size, -1),
         "positions": padded([task.seq_len - 1 for task in drawn], size, -1),
         "sampling": padded_sampling([fields(request) for request in requests], size),
     }
@@ -101,7 +108,7 @@ class DrawArguments:
         """Return the arguments, as arrays and on the device, by name; with `edits` of an `adjusted_sample`.
 
         Callers must then queue the draws, and call `forget` if that fails. Takes the parameters of
-        `padded_draws`, and the edits of each row.
+        `padded_draws`, and the edits of each row. The tokens are stored in the requests' slots if `stores`.
         """
         drawn = [tasks[row] for row in rows]
         seen = [self._seen(task, of_row, stores) for task, of_row in zip(drawn, edits, strict=False)]
@@ -110,7 +117,7 @@ class DrawArguments:
         kept = self._kept.get(rows[0]) if is_steady else None
         if kept is not None and kept.serves(shape.entry, rows, edits, seq_lens):
             return kept.take()
-        arrays = padded_draws(shape.rows, tasks, rows, fields, stores=stores)
+        arrays = padded_draws(shape.rows, tasks, rows, fields, slots=None if stores else ())
         if edits:
             arrays |= padded_edits(shape.rows, edits, seen, self._tables.vocab_size)
         buffers = {name: self._upload(array) for name, array in arrays.items()}

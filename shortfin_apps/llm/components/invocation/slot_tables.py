@@ -1,9 +1,9 @@
 """The device's tables by slot (abi.py).
 
-They have the last token of each running request, counts of its tokens and, for a draft layer, its last hidden
-states (hidden_rows.py). The device updates the first two when it draws a token. The host only remembers which
-tokens are counted. It passes all counts of a row to a draw if the table has others: at the first draw of a
-request, after tokens that the device did not draw, and after a failure.
+They have the last token of each running request, counts of its tokens and, for a draft layer, its drafted
+tokens and its last hidden states (hidden_rows.py). The device updates the first two when it draws a token.
+The host only remembers which tokens are counted. It passes all counts of a row to a draw if the table has
+others: at the first draw of a request, after tokens that the device did not draw, and after a failure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, EntrySignature, TensorType
-from shortfin_apps.llm.contract.abi import Entry, Layout, argument_names, hidden_row
+from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT, Entry, Layout, argument_names, hidden_row
 
 Entries = Mapping[str, EntrySignature]
 SLOT_TABLES = ("last_tokens", "counts")  # argument names of those that draws update
@@ -44,6 +44,7 @@ class SlotTables:
     def resize(self, num_slots: int) -> None:
         """Replace the tables by new ones."""
         self.forget()
+        self._num_slots = num_slots
         self.buffers = {
             name: self._device.allocate(_static(kind.shape), kind.dtype, only_dispatches=True)
             for name, kind in _table_types(self._entries, num_slots).items()
@@ -53,6 +54,14 @@ class SlotTables:
     def vocab_size(self) -> int:
         """Number of counts per slot; callers must check that there are any."""
         return self.buffers["counts"].shape[-1]
+
+    def drafted_slot(self, slot: int, number: int) -> int:
+        """Return the place in `last_tokens` of the token that is drafted after `number` others.
+
+        `slot` is the request's. The program must have a draft layer.
+        """
+        assert 0 <= number < HIDDEN_PER_SLOT
+        return self._num_slots + slot * HIDDEN_PER_SLOT + number
 
     def count_next(self, task: LlmTaskInput) -> TokenCounts | None:
         """Note that the device is about to draw the token after `task`, and to count it.
@@ -94,6 +103,7 @@ def _table_types(entries: Entries, num_slots: int) -> dict[str, TensorType]:
         elif entry.layout() is Layout.DRAFT:
             hidden = next(each for each in signature.arguments if each.dtype == np.float32)  # before slabs
             types["hidden_states"] = TensorType((hidden_row(num_slots, 0), hidden.shape[-1]), hidden.dtype)
+            types["last_tokens"] = TensorType((num_slots * (1 + HIDDEN_PER_SLOT),), np.dtype(np.int64))
     return types
 
 

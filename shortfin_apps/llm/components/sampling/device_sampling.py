@@ -12,6 +12,13 @@ from shortfin_apps.llm.components.sampling.weights import least_weight, scale_of
 from shortfin_apps.llm.contract.abi import NO_TOP_K, SamplingField
 
 
+def device_fields(request: Request, num_candidates: int, *, draws_rows: bool) -> array[int]:
+    """Return the request's `sampling_fields`, which are computed once."""
+    if request.device_fields is None:
+        request.device_fields = sampling_fields(request, num_candidates, draws_rows=draws_rows)
+    return request.device_fields
+
+
 def sampling_fields(request: Request, num_candidates: int, *, draws_rows: bool = False) -> array[int]:
     """Return the i64 values in the order of SamplingField. `num_candidates` is the K of the VMFB's top-k.
 

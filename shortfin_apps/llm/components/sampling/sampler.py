@@ -24,7 +24,7 @@ from shortfin_apps.llm.components.sampling.adjustments import (
 )
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Drawn
 from shortfin_apps.llm.components.sampling.decided import deciding_candidates
-from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
+from shortfin_apps.llm.components.sampling.device_sampling import device_fields
 from shortfin_apps.llm.components.sampling.draw import NOT_FINITE, draw
 from shortfin_apps.llm.components.sampling.filters import has_host_filters, kept
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
@@ -183,10 +183,7 @@ class Sampler:
 
     def device_fields(self, request: Request) -> array[int]:
         """Return the request's sampling parameters as a column of an entry's `sampling` argument."""
-        if request.device_fields is None:
-            fields = sampling_fields(request, self._num_candidates, draws_rows=self._draws_rows)
-            request.device_fields = fields
-        return request.device_fields
+        return device_fields(request, self._num_candidates, draws_rows=self._draws_rows)
 
     def sample(self, row: Candidates | Drawn, request: Request) -> int:
         """Return the ID of the next token.

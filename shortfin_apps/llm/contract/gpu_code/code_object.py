@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.gpu_code.chips import BY_NUMBER, CHIPS
 
 if TYPE_CHECKING:
     from emulated_gpu.machine_code.code_object import CodeObject
-
-# The byte of e_flags that identifies the processor (EF_AMDGPU_MACH).
-_CHIPS = {0x4C: "gfx942", 0x4F: "gfx950", 0x41: "gfx1100", 0x4E: "gfx1201"}
 
 _MACHINE = 224  # EM_AMDGPU
 _OS_ABI = 64  # ELFOSABI_AMDGPU_HSA
@@ -69,8 +67,8 @@ def _code_object_size(data: bytes, start: int) -> int:
 
 def chip_of(code_object: bytes) -> str:
     """Return the name of the chip, such as "gfx942". Raises ArtifactError for an unknown chip."""
-    number = _HEADER.unpack_from(code_object)[11] & 0xFF  # e_flags
-    if number not in _CHIPS:
-        known = ", ".join(_CHIPS.values())
+    number = _HEADER.unpack_from(code_object)[11] & 0xFF  # e_flags: EF_AMDGPU_MACH
+    if number not in BY_NUMBER:
+        known = ", ".join(CHIPS)
         raise ArtifactError(f"the code object is for a chip with ELF number {number:#x}; known are {known}")
-    return _CHIPS[number]
+    return BY_NUMBER[number].name

@@ -1,15 +1,16 @@
 """Occupancy: how many waves of a kernel fit a SIMD at once, by the kernel's registers, LDS and barriers.
 
-Sources: LLVM's "User Guide for AMDGPU Backend" (kernel descriptor) and its `AMDGPUBaseInfo.cpp` (sizes of the
-register files and of LDS, allocation granules, barriers). SGPRs are not counted: RDNA has a fixed number of
-SGPRs per wave, and gfx9 has enough SGPRs for all but one of eight waves.
+Sources: LLVM's "User Guide for AMDGPU Backend" (kernel descriptor) and its `AMDGPUBaseInfo.cpp`. SGPRs are
+not counted: RDNA has a fixed number of SGPRs per wave, and gfx9 has enough SGPRs for all but one of eight
+waves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from shortfin_apps.llm.contract.gpu_code.chips import CHIPS, Resources
 
 if TYPE_CHECKING:
     from emulated_gpu.machine_code.code_object import CodeObject, Kernel
@@ -18,40 +19,12 @@ _WGP_MODE = 1 << 29  # of compute_pgm_rsrc1: a workgroup may use the two CUs of 
 _SIMDS = 4  # per CU on CDNA; per WGP (two CUs) on RDNA
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """Resources of a chip. `vgprs` and `waves` are per SIMD; LDS bytes and `barriers` are per CU.
-
-    A VGPR has a value for each lane of a wave. VGPRs and LDS are allocated in granules. A workgroup of
-    several waves uses one barrier. `has_wgp`: two CUs of two SIMDs each form a WGP, across which one
-    workgroup can run.
-    """
-
-    vgprs: int
-    vgpr_granule: int
-    waves: int
-    lds_bytes: int
-    lds_granule: int
-    barriers: int = 16
-    has_wgp: bool = False
-
-
-_RDNA = Resources(vgprs=1536, vgpr_granule=24, waves=16, lds_bytes=64 << 10, lds_granule=512, has_wgp=True)
-# RDNA's VGPR counts are for waves of 32 lanes; for waves of 64 lanes, number and granule are half as large.
-RESOURCES = {
-    "gfx942": Resources(vgprs=512, vgpr_granule=8, waves=8, lds_bytes=64 << 10, lds_granule=512),
-    "gfx950": Resources(vgprs=512, vgpr_granule=8, waves=8, lds_bytes=160 << 10, lds_granule=1280),
-    "gfx1100": _RDNA,
-    "gfx1201": _RDNA,
-}
-
-
 def waves_per_simd(kernel: Kernel, chip: str) -> float:
     """Return the maximum waves per SIMD, averaged over the SIMDs that share a workgroup.
 
     A launch with few workgroups, or with LDS allocated at launch, has fewer waves.
     """
-    resources = RESOURCES[chip]
+    resources = CHIPS[chip].resources
     both_cus = resources.has_wgp and bool(kernel.descriptor.rsrc1 & _WGP_MODE)
     num_simds = _SIMDS // 2 if resources.has_wgp and not both_cus else _SIMDS
     slots = num_simds * _waves_by_registers(kernel, resources)

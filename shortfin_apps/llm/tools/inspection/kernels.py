@@ -118,10 +118,11 @@ def facts_of(kernel: Kernel, chip: str) -> KernelFacts:
 
 def _mnemonics(kernel: Kernel, chip: str) -> Counter[str]:
     # Imported here because these modules load the instruction tables, which takes a second.
+    from emulated_gpu.chips import CHIPS
     from emulated_gpu.machine_code.decode import decode
-    from emulated_gpu.machine_code.formats import INSTRUCTION_SETS
 
-    return Counter(each.shape.mnemonic for each in decode(kernel.code, kernel.entry, INSTRUCTION_SETS[chip]))
+    instruction_set = CHIPS[chip].instruction_set
+    return Counter(each.shape.mnemonic for each in decode(kernel.code, kernel.entry, instruction_set))
 
 
 def _loads(mnemonics: Counter[str]) -> tuple[tuple[int, int], ...]:

@@ -12,8 +12,9 @@ import pytest
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, RenderedKernels, Values
-from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
+from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import Fp8Rows, weight_layout
+from shortfin_apps.llm.contract.gpu_code.chips import Fp8Type
 from shortfin_apps.llm.model.feed_forward import GatedExperts, MoE, Route, SumExperts, route
 from shortfin_apps.llm.model.operations import Linear, Norm, Operation
 from shortfin_apps.llm.model.reference.pointwise import gated

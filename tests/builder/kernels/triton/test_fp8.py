@@ -12,8 +12,9 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
-from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
+from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import FP8_DTYPES, Fp8Rows
+from shortfin_apps.llm.contract.gpu_code.chips import Fp8Type
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import TINY
 from tests.builder.kernels.triton.conftest import Launch, context_of

@@ -9,9 +9,9 @@ from itertools import takewhile
 import numpy as np
 import pytest
 
+from emulated_gpu.chips import CHIPS as EMULATED
 from emulated_gpu.machine_code.code_object import read_code_object
 from emulated_gpu.machine_code.decode import Shape, decode
-from emulated_gpu.machine_code.formats import INSTRUCTION_SETS
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
@@ -63,7 +63,7 @@ def shapes_of(chip: str) -> list[Shape]:
         assert image[CHIP_NUMBER] == OLDER_CHIPS[chip]
         chip, image[CHIP_NUMBER] = "gfx942", GFX942
     (kernel,) = read_code_object(bytes(image)).kernels
-    return [each.shape for each in decode(kernel.code, kernel.entry, INSTRUCTION_SETS[chip])]
+    return [each.shape for each in decode(kernel.code, kernel.entry, EMULATED[chip].instruction_set)]
 
 
 @pytest.mark.parametrize("chip", [*CHIPS, *OLDER_CHIPS])

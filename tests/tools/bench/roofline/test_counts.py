@@ -14,9 +14,10 @@ from emulated_gpu.control import Finding, KernelCounters, Report
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.errors import InvocationError
+from shortfin_apps.llm.contract.gpu_code.chips import Limits
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.tools.bench.roofline.cases import Case, Plan, Work, make_batch
-from shortfin_apps.llm.tools.bench.roofline.counts import Counts, KernelLaunches, Limits, count
+from shortfin_apps.llm.tools.bench.roofline.counts import Counts, KernelLaunches, count
 from shortfin_apps.llm.tools.bench.roofline.report import COUNTS_SCHEMA
 from tests.conftest import BuildTiny
 from tests.hip import CHIPS

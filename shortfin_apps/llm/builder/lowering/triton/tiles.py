@@ -11,6 +11,7 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP, PART_DEPTH
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
+from shortfin_apps.llm.contract.gpu_code.chips import CHIPS
 
 MOST_SPLITS = 64  # maximum workgroups per K/V head for the attention of a single token
 _ANY = sys.maxsize
@@ -275,11 +276,9 @@ _HOPPER = TileTable(
     attention=AttentionTile(64, 128, Tuning(4, 3)),
 )
 
-# Workgroups of one launch, by chip: the multiprocessors of an H100 SXM or H200, or the compute units of the
-# smallest product with the chip (MI300A, MI350X, RX 7900 GRE, RX 9070 GRE). With 114, as an H100 PCIe has, a
-# 1B model took 1.25 times as long.
-_PROGRAMS = {"sm_90": 132, "gfx942": 228, "gfx950": 256, "gfx1100": 80, "gfx1201": 48}
-_LEAST_PROGRAMS = 16
+# Workgroups of one launch: the multiprocessors of an H100 SXM or H200. With 114, as an H100 PCIe has, a 1B
+# model took 1.25 times as long.
+_HOPPER_PROGRAMS, _NVIDIA_PROGRAMS = 132, 16
 
 
 def tiles_of(target: Target) -> TileTable:
@@ -291,11 +290,13 @@ def tiles_of(target: Target) -> TileTable:
 
 def one_launch_tiles(target: Target) -> OneLaunchTiles:
     """Return the tiles of a decode as one launch on the target GPU."""
-    programs, tiles = _PROGRAMS.get(target.cpu.removesuffix("a"), _LEAST_PROGRAMS), tiles_of(target)
+    tiles = tiles_of(target)
     if target.architecture == "nvptx":
+        programs = _HOPPER_PROGRAMS if tiles is _HOPPER else _NVIDIA_PROGRAMS
         return OneLaunchTiles(programs, 512, Tuning(4, 4), tiles)
     # All stages have the number of pipeline stages that attention takes (see _CDNA4).
-    return OneLaunchTiles(programs, 128, Tuning(4, tiles.decode_attention.tuning.num_stages), tiles)
+    tuning = Tuning(4, tiles.decode_attention.tuning.num_stages)
+    return OneLaunchTiles(CHIPS[target.cpu].units, 128, tuning, tiles)
 
 
 def fitted(tile: AttentionTile, sharing: int, head_bytes: int) -> AttentionTile:

@@ -7,7 +7,7 @@
     waves    occupancy: waves of a kernel that fit on a SIMD at once (`gpu_code/occupancy.py`), averaged over
              launches
 
-No time is measured. `Limits` convert bytes and FLOPs to the minimum time that the chip needs for them.
+No time is measured. The chip's `Limits` convert bytes and FLOPs to the minimum time that it needs for them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError
+from shortfin_apps.llm.contract.gpu_code.chips import Limits
 from shortfin_apps.llm.tools.bench.roofline.cases import Case, Work
 
 if TYPE_CHECKING:
@@ -48,22 +49,6 @@ def open_emulated_gpu(chip: str) -> Control:
         return control
     except EmulatedGpuError as error:
         raise InvalidRequestError(str(error), "emulated") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """A product's published peaks: memory bandwidth, and dense bf16 FLOP/s of the matrix units."""
-
-    product: str
-    bytes_per_s: float
-    flops_per_s: float
-
-
-# From AMD's data sheets.
-LIMITS = {
-    "gfx942": Limits("MI300X", 5.3e12, 1307e12),
-    "gfx1100": Limits("RX 7900 XTX", 0.96e12, 123e12),
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.artifact.artifact import Manifest
-from shortfin_apps.llm.contract.gpu_code.occupancy import RESOURCES
+from shortfin_apps.llm.contract.gpu_code.chips import CHIPS, Limits
 from shortfin_apps.llm.tools.bench.roofline.cases import Case
-from shortfin_apps.llm.tools.bench.roofline.counts import LIMITS, Counts, Limits
+from shortfin_apps.llm.tools.bench.roofline.counts import Counts
 from shortfin_apps.llm.tools.bench.roofline.measure import Result
 from shortfin_apps.llm.tools.bench.roofline.profile import Share
 
@@ -45,15 +45,15 @@ def document(
 def counts_document(manifest: Manifest, results: Sequence[Counts]) -> dict[str, Any]:
     """Return the JSON document of a run on the emulated GPU.
 
-    `floor_s` and `shortest_s` are minimum times at the peaks in `limits`, or None if the peaks are unknown.
+    `floor_s` and `shortest_s` are minimum times at the peaks in `limits`.
     """
-    limits, resources = LIMITS.get(manifest.program.target.cpu), RESOURCES.get(manifest.program.target.cpu)
+    chip = CHIPS[manifest.program.target.cpu]
     return {
         **_header(COUNTS_SCHEMA, manifest),
-        "chip": manifest.program.target.cpu,
-        "limits": limits and asdict(limits),
-        "most_waves": resources and resources.waves,
-        "entries": [_counts_entry(result, limits) for result in results],
+        "chip": chip.name,
+        "limits": asdict(chip.limits),
+        "most_waves": chip.resources.waves,
+        "entries": [_counts_entry(result, chip.limits) for result in results],
     }
 
 
@@ -75,7 +75,7 @@ def _case(case: Case) -> dict[str, Any]:
     }
 
 
-def _counts_entry(result: Counts, limits: Limits | None) -> dict[str, Any]:
+def _counts_entry(result: Counts, limits: Limits) -> dict[str, Any]:
     work = result.work
     return {
         **_case(result.case),
@@ -89,8 +89,8 @@ def _counts_entry(result: Counts, limits: Limits | None) -> dict[str, Any]:
         "kernels": [asdict(kernel) for kernel in result.kernels],
         "bytes_ratio": result.bytes_ratio,
         "matrix_ratio": result.matrix_ratio,
-        "floor_s": limits and work.floor_s(limits.bytes_per_s, limits.flops_per_s),
-        "shortest_s": limits and result.shortest_s(limits),
+        "floor_s": work.floor_s(limits.bytes_per_s, limits.flops_per_s),
+        "shortest_s": result.shortest_s(limits),
     }
 
 
@@ -113,14 +113,13 @@ def counts_table(doc: dict[str, Any]) -> Table:
     return made
 
 
-def _waves(waves: float | None, most: int | None) -> str:
+def _waves(waves: float | None, most: int) -> str:
     return "" if waves is None else f"{waves:.1f} of {most}"
 
 
 def limits_line(doc: dict[str, Any]) -> str:
     """Return one line that states the peaks from which the times in `counts_table` were computed."""
-    if (limits := doc["limits"]) is None:
-        return f"no times: the peaks of {doc['chip']} are not known here"
+    limits = doc["limits"]
     return (
         f"times at the peaks of {limits['product']}, {limits['bytes_per_s'] / 1e12:.2f} TB/s and "
         f"{limits['flops_per_s'] / 1e12:,.0f} TFLOP/s, without launches, waits and conflicts"
