@@ -265,8 +265,11 @@ class CompiledModel:
             tables.append(np.zeros(len(starts)) if followers is None else followers)
         return self._call(entry, tokens, offsets, starts, seq_lens, *tables, np.asarray(last_tokens))
 
-    def draft(self, entry: str, tokens: Array, starts: Array, blocks: Array) -> Result:
-        return self.decode(entry, tokens, starts, blocks)
+    def draft(
+        self, entry: str, tokens: Array, starts: Array, blocks: Array, last_tokens: Sequence[int]
+    ) -> Result:
+        tables = self.tables(starts, blocks)
+        return self._call(entry, tokens, np.asarray(starts) + 1, starts, *tables, np.asarray(last_tokens))
 
     def _call(self, entry: str, *arguments: Array) -> Result:
         buffers = [self.device.upload(np.asarray(a, np.int64)) for a in arguments]

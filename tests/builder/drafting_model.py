@@ -100,8 +100,10 @@ def drafts(model: CompiledModel, position: int) -> list[F32]:
     for round_ in range(ROUNDS):
         at = position + round_
         model.hidden_from, model.hidden_to = [row(at - 1)], [row(at)]
-        tokens, starts = np.array([[TOKENS[at]], [0]]), np.array([at, 0])
-        found.append(model.draft("draft_bs2", tokens, starts, PAGE_IDS).logits[0])
+        # Later rounds read their token from the device's table, as it was drawn there.
+        token, table = (-2, (0, TOKENS[at])) if round_ else (TOKENS[at], (0, 0))
+        tokens, starts = np.array([[token], [0]]), np.array([at, 0])
+        found.append(model.draft("draft_bs2", tokens, starts, PAGE_IDS, table).logits[0])
     return found
 
 
