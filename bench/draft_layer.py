@@ -208,7 +208,6 @@ def measure(work: Path, source_name: str) -> None:
     from shortfin_apps.llm.builder.sources.base import ModelSource
     from shortfin_apps.llm.model.draft_layer import DraftLayer
     from shortfin_apps.llm.model.spec import BuildOptions, tensor_shapes
-    from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 
     trained = dict(np.load(work / "layer.npz"))
     opens = builder.open_source
@@ -238,6 +237,13 @@ def measure(work: Path, source_name: str) -> None:
 
     with patch.object(builder, "open_source", lambda *given: Drafting(opens(*given))):
         artifact = builder.build(source_name, work / "drafting", BuildOptions())
+    compare(artifact)
+
+
+def compare(artifact: Any) -> None:
+    """Print the share of drafts that are right, and the speed with and without, of a model that drafts."""
+    from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
+
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
     asked = prompts(tokenizer, 1 + TURNS, 128, "measured")
     settings: dict[str, Any] = {"prefix_cache": "none"}

@@ -29,6 +29,7 @@ from shortfin_apps.llm.model.attention import Attention, QueryScaling
 from shortfin_apps.llm.model.config import pool_elements, window_of
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.dual_experts import DualExperts
+from shortfin_apps.llm.model.eagle_head import HEAD_ROWS, EagleHead
 from shortfin_apps.llm.model.expert_scores import ExpertScores
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.latent_attention import LatentAttention
@@ -291,6 +292,11 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> dict[str, npt.NDArray[np.f
         values = rng.standard_normal(shape) * shape[-1] ** -0.5
         if name.endswith("norm.weight"):
             values = 1 + 0.1 * rng.standard_normal(shape)
+        if name.endswith(HEAD_ROWS):
+            assert isinstance(spec.draft, EagleHead)
+            values = np.full(shape, -1.0)
+            count = spec.draft.head_rows or 0
+            values[np.sort(rng.permutation(spec.vocab_size)[:count])] = np.arange(count)
         weights[name] = values.astype(np.float32)
     for number, block in enumerate(layer[0] for layer in spec.layers):
         if isinstance(block, SharedAttention):  # which stacks a norm of another layer

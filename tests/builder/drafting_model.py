@@ -9,9 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.contract.abi import hidden_row
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.draft_layer import DraftLayer
-from shortfin_apps.llm.model.reference.draft import draft, hidden_before
-from shortfin_apps.llm.model.reference.forward import hidden_states
+from shortfin_apps.llm.model.eagle_head import EagleHead
+from shortfin_apps.llm.model.feed_forward import MLP
+from shortfin_apps.llm.model.reference.draft import draft, hidden_before, known_hidden
+from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import HYBRID, LATENT, TINY, CompiledModel
 
@@ -29,6 +32,31 @@ OPTIONS = BuildOptions(
 DRAFTING = replace(HYBRID, draft=DraftLayer(blocks=HYBRID.layers[1]))
 PLAIN = replace(TINY, draft=DraftLayer(blocks=TINY.layers[1], keeps_normed=False))
 OF_LATENTS = replace(LATENT, draft=DraftLayer(blocks=LATENT.layers[1], keeps_normed=False))
+# A head of its own shape and rotation, for a part of the vocabulary; and one that shares all it can.
+EAGLE = replace(
+    HYBRID,
+    draft=EagleHead(
+        blocks=(
+            Attention(
+                heads=2, kv_heads=2, head_dim=16, rope=Rope(theta=500.0, name="draft"), norm_before=False
+            ),
+            MLP(features=96),
+        ),
+        reads=(1, 3, 2),
+        vocab_size=HYBRID.vocab_size,
+        head_rows=96,
+        maps_rows=True,
+    ),
+)
+SHARING_HEAD = replace(
+    TINY,
+    draft=EagleHead(
+        blocks=(replace(TINY.attention, norm_before=False), TINY.layers[0][1]),
+        reads=(2, 1, 1),
+        vocab_size=TINY.vocab_size,
+        norm_before_residual=True,
+    ),
+)
 TOKENS = (np.arange(1, 30) * 37) % HYBRID.vocab_size
 PAGE_IDS = np.array([[7, 3, 9, 1, 8, 2, 5, 4], [11, 12, 13, 14, 15, 16, 17, 18]])
 ROUNDS = 3
@@ -82,7 +110,7 @@ def drafts(model: CompiledModel, position: int) -> list[F32]:
 def expected(model: CompiledModel, position: int, unknown: Sequence[int] = ()) -> list[F32]:
     """As `drafts`; the hidden state before the tokens at `unknown` is 0."""
     spec, weights = model.spec, model.weights
-    previous = hidden_before(hidden_states(spec, weights, TOKENS[: position + 1]))
+    previous = hidden_before(known_hidden(spec, weights, TOKENS[: position + 1]))
     previous[list(unknown)] = 0
     logits, hidden, cached = draft(spec, weights, TOKENS[: position + 1], previous)
     found = [logits[-1]]

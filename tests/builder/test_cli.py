@@ -10,6 +10,7 @@ import pytest
 from shortfin_apps.llm.artifact.program_record import ProgramRecord, TargetRecord
 from shortfin_apps.llm.builder import builder, cli
 from shortfin_apps.llm.cli import main
+from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.model.weight_blocks import Q4_1
 
@@ -164,6 +165,7 @@ def test_says_what_quantised_activations_cost(
     [
         (["-o", "there"], "there", ""),
         ([], "artifacts/random-tiny", ""),
+        (["--speculative-model", "head"], "artifacts/random-tiny", ""),
         (["-v"], "artifacts/random-tiny", "Norm: linalg\nTopK: cpu/top_k, given a CPU\n"),
     ],
 )
@@ -186,13 +188,25 @@ def test_builds_and_says_where(
         own_types: bool,
         accepted: list[str],
         self_test: bool,
+        draft_head: str | None,
     ) -> Built:
-        calls.append((source, folder, options, use_cache, own_types, accepted, self_test))
+        calls.append((source, folder, options, use_cache, own_types, accepted, self_test, draft_head))
         return Built(manifest=Built(programs=(program,)))
 
     monkeypatch.setattr(builder, "build", fake)
     assert (
         cli.run(parse("random:tiny", "--no-cache", "--no-self-test", "--accept-field", "x", *arguments)) == 0
     )
-    assert calls == [("random:tiny", Path(out), BuildOptions(), False, True, ["x"], False)]
+    head = "head" if "head" in arguments else None
+    assert calls == [("random:tiny", Path(out), BuildOptions(), False, True, ["x"], False, head)]
     assert capsys.readouterr() == (f"{out}\n", told)
+
+
+def test_models_with_and_without_a_head_have_other_folders_in_the_cache(tmp_path: Path) -> None:
+    heads = (None, str(tmp_path), "hf:org/head")
+    assert len({cli.served_folder("random:tiny", BuildOptions(), True, head) for head in heads}) == 3
+
+
+def test_a_head_that_is_left_out_is_refused() -> None:
+    with pytest.raises(BuildError, match="--no-draft-layer leaves out the head of --speculative-model"):
+        cli.run(parse("random:tiny", "--speculative-model", "head", "--no-draft-layer"))

@@ -1,4 +1,4 @@
-"""A model that drafts with its own layer: the answers are those without, to the bit.
+"""A model that drafts with its own layer, or with an EAGLE-3 head: the answers are those without, to the bit.
 
 The layer's weights are random, so what it drafts is replaced by the known answers, wrong at a place that
 changes. What it would have drafted is compared with the reference.
@@ -6,9 +6,10 @@ changes. What it would have drafted is compared with the reference.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.progress import QuietProgress
+from shortfin_apps.llm.builder.sources.base import ModelSource
+from shortfin_apps.llm.builder.sources.eagle_head import EagleHeadSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.draft_layer import DraftLayer
@@ -29,10 +32,12 @@ from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT
 from shortfin_apps.llm.contract.errors import ArtifactError, InvocationError
-from shortfin_apps.llm.model.reference.draft import draft, hidden_before
-from shortfin_apps.llm.model.reference.forward import hidden_states
+from shortfin_apps.llm.contract.self_test_file import SelfTestFile
+from shortfin_apps.llm.model.reference.draft import draft, hidden_before, known_hidden
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
+from shortfin_apps.llm.serving.loading import ModelFacts
+from tests.builder.eagle_files import head_config, write_head
 from tests.builder.golden_families import stored_weights
 from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import open_engine
@@ -58,14 +63,35 @@ OPTIONS = BuildOptions(
 TOLERANCE = 1e-3
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_byte_model("qwen35", tmp_path_factory.mktemp("source"), drafts=True)
+@dataclass(frozen=True)
+class Sources:
+    """A model that has a draft layer, or the EAGLE-3 head that it drafts with."""
+
+    model: Path
+    head: Path | None
+
+    def build(self, out: Path, options: BuildOptions) -> Artifact:
+        head = None if self.head is None else str(self.head)
+        return build(str(self.model), out, options, QuietProgress(), draft_head=head)
+
+    def open(self) -> ModelSource:
+        model = HfDirectorySource(self.model)
+        return model if self.head is None else EagleHeadSource(model, self.head)
+
+
+@pytest.fixture(scope="module", params=["layer", "head"])
+def sources(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    has_head = request.param == "head"
+    model = write_byte_model("qwen35", tmp_path_factory.mktemp("source"), drafts=not has_head)
+    if not has_head:
+        return Sources(model, None)
+    config = head_config(json.loads((model / "config.json").read_text()), draft_vocab_size=100)
+    return Sources(model, write_head(tmp_path_factory.mktemp("head"), config))
 
 
 @pytest.fixture(scope="module")
-def artifact(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    return build(str(source), tmp_path_factory.mktemp("artefact") / "model", OPTIONS, QuietProgress())
+def artifact(sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return sources.build(tmp_path_factory.mktemp("artefact") / "model", OPTIONS)
 
 
 class Teller(DraftLayer):
@@ -165,7 +191,7 @@ def test_answers_after_cached_pages_at_every_offset(
 @pytest.mark.parametrize("pages", [None, 24], ids=["roomy", "preempted"])
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
 def test_the_layer_drafts_what_the_reference_does(
-    source: Path, artifact: Artifact, mode: BatchSettings, pages: int | None
+    sources: Sources, artifact: Artifact, mode: BatchSettings, pages: int | None
 ) -> None:
     """In the first round of each step, after accepted and rejected drafts: no hidden state is another's."""
     options: dict[str, Any] = {"runtime": "iree", "batching": mode, "prefix_cache": "none", "pages": pages}
@@ -177,7 +203,7 @@ def test_the_layer_drafts_what_the_reference_does(
         answers(engine, asked)
         rows = list(Teller.rows)
     assert len(rows) > 30
-    model = HfDirectorySource(source)
+    model = sources.open()
     weights = stored_weights(model)
     for text in texts:
         own = [(len(tokens), row) for tokens, row in rows if tokens == text[: len(tokens)]]
@@ -185,11 +211,19 @@ def test_the_layer_drafts_what_the_reference_does(
             continue
         tokens = np.array(text)
         logits, _, _ = draft(
-            model.spec, weights, tokens, hidden_before(hidden_states(model.spec, weights, tokens))
+            model.spec, weights, tokens, hidden_before(known_hidden(model.spec, weights, tokens))
         )
         for length, row in own:
             best = np.sort(logits[length - 1])[::-1][: len(row.values)]
             np.testing.assert_allclose(row.values, best, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_the_self_test_passes(artifact: Artifact) -> None:
+    assert artifact.self_test is not None
+    facts = ModelFacts(self_test=SelfTestFile.load(artifact.self_test), same_bits=True)
+    with open_engine(artifact, EngineSettings(runtime="iree"), facts) as engine:
+        stats = engine.stats()
+    assert (stats.self_tests, stats.self_test_failures) == (1, 0)
 
 
 def test_hidden_states_that_are_not_finite_end_no_request(
@@ -235,9 +269,8 @@ def test_a_layer_that_fails_costs_drafts_only(artifact: Artifact, monkeypatch: p
     assert len(failures) == MAX_FAILURES
 
 
-def test_a_model_without_a_draft_layer_is_refused(source: Path, tmp_path: Path) -> None:
-    options = replace(OPTIONS, draft_layer=False)
-    plain = build(str(source), tmp_path / "artefact", options, QuietProgress())
+def test_a_model_without_a_draft_layer_is_refused(sources: Sources, tmp_path: Path) -> None:
+    plain = replace(sources, head=None).build(tmp_path / "artefact", replace(OPTIONS, draft_layer=False))
     with (
         pytest.raises(ArtifactError, match="no draft layer, which `--speculative mtp` needs"),
         open_engine(plain, EngineSettings(runtime="iree", speculative="mtp")),

@@ -42,7 +42,7 @@ from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.progress import BuildProgress, default_progress
 from shortfin_apps.llm.builder.self_test.make import make_self_test
 from shortfin_apps.llm.builder.sources.base import ModelSource, TokenizerFiles
-from shortfin_apps.llm.builder.sources.catalogue import open_source
+from shortfin_apps.llm.builder.sources.catalogue import open_source, open_with_head
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.own_types import with_own_types
 from shortfin_apps.llm.builder.weights.parameters import weight_layouts
@@ -92,6 +92,7 @@ def build(
     own_types: bool = False,
     accepted: Collection[str] = (),
     self_test: bool = True,
+    draft_head: str | None = None,
 ) -> Artifact:
     """Build `source` into the folder `out` and open the artefact; reuse one there that is up to date.
 
@@ -100,12 +101,12 @@ def build(
 
     `own_types`: weights keep the source's types, whatever `options` say. `accepted`: fields of the model's
     description to ignore although this package does not know them. `self_test`: whether the artefact gets a
-    self-test. Raises BuildError.
+    self-test. `draft_head`: the source of an EAGLE-3 head to build into the model. Raises BuildError.
     """
     progress = progress or default_progress()
     try:
         out = resolve_output(out)
-        plan = _plan(source, options, progress, own_types, accepted, self_test)
+        plan = _plan(source, options, progress, own_types, accepted, self_test, draft_head)
         with exclusive(out, lambda: progress.note(f"waiting for another build of {out}")):
             return _build(plan, out, progress, use_cache)
     except OSError as error:
@@ -119,8 +120,11 @@ def _plan(
     own_types: bool,
     accepted: Collection[str],
     self_test: bool,
+    draft_head: str | None,
 ) -> _Plan:
     model = open_source(source, user_cache() / DOWNLOADS, progress, accepted)
+    if draft_head is not None:
+        model = open_with_head(model, draft_head, progress, accepted)
     if model.left_out:
         progress.note(f"left out: {model.left_out}")
     if not options.draft_layer:

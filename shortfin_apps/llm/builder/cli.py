@@ -81,10 +81,12 @@ def run(args: argparse.Namespace) -> int:
     Raises BuildError.
     """
     first_look(args.source, args.accept_field)
+    if args.speculative_model is not None and not args.draft_layer:
+        raise BuildError("--no-draft-layer leaves out the head of --speculative-model: give one of them")
     _require_compiler()
     options, own_types = options_of(args), args.weights == OWN_TYPES
     if args.in_cache:
-        out = served_folder(args.source, options, own_types)
+        out = served_folder(args.source, options, own_types, args.speculative_model)
     else:
         out = args.output or Path("artifacts") / source_name(args.source)
     from shortfin_apps.llm.builder.builder import build  # imports IREE's compiler
@@ -97,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
         own_types=own_types,
         accepted=args.accept_field,
         self_test=not args.no_self_test,
+        draft_head=args.speculative_model,
     )
     if args.in_cache:
         os.utime(out)  # the modification time records the last use
@@ -138,11 +141,16 @@ def _require_compiler() -> None:
         raise BuildError("building a model needs IREE's compiler: run `pip install 'shortfin-llm[build]'`")
 
 
-def served_folder(source: str, options: BuildOptions, own_types: bool) -> Path:
+def served_folder(source: str, options: BuildOptions, own_types: bool, draft_head: str | None = None) -> Path:
     """Return the cache folder for the artefact of this source and these options."""
-    path = Path(os.path.expanduser(source))  # noqa: PTH111 (keeps `~unknown-user`; Path raises)
-    key = content_key(str(path.resolve()) if path.exists() else source, options, own_types)
+    heads = () if draft_head is None else (_whole_name(draft_head),)
+    key = content_key(_whole_name(source), options, own_types, *heads)
     return user_cache() / SERVED / f"{source_name(source)}-{key[:12]}"
+
+
+def _whole_name(source: str) -> str:
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 (keeps `~unknown-user`; Path raises)
+    return str(path.resolve()) if path.exists() else source
 
 
 def options_of(args: argparse.Namespace) -> BuildOptions:
@@ -225,6 +233,12 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         default=DEFAULTS.draft_layer,
         help="build the model's draft layer, if it has one, for `serve --speculative mtp`; it takes as much "
         "memory as a layer (default: --draft-layer)",
+    )
+    group.add_argument(
+        "--speculative-model",
+        metavar="HEAD",
+        help="an EAGLE-3 head to build into the model, for `serve --speculative mtp`: a directory or "
+        "hf:ORG/NAME (docs/speculation.md)",
     )
 
 

@@ -152,6 +152,9 @@ NOT_FINITE = -1  # token ID that the device draws from a row without a finite be
 NO_TOP_K = -1  # as SamplingField.TOP_K: the token is drawn from the full row
 NOT_SEEN = -1  # as a count: the token is not in the prompt or the output
 KEPT = -2  # as EditField.COUNT: the count is the one in the table
+# In rows of a `draft`, the logit of tokens that the layer cannot draft. Never drawn, and finite, so that the
+# rows are checked like others; f32 has exactly this number.
+NO_LOGIT = -1e9
 NO_HIDDEN = 0  # the row of `hidden_states` that has no token's hidden state
 HIDDEN_PER_SLOT = 16  # rows of `hidden_states` per slot: a power of two, more than are proposed at once
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`

@@ -167,14 +167,17 @@ class Attention(Block):
             yield AddNormed(projected, out, f"{prefix}post_attention_norm.weight", x)
 
     def compute(self, x: F32, layer: ReferenceLayer) -> F32:
+        return self.attended(layer.normed(x, "attn_norm.weight"), layer)
+
+    def attended(self, h: F32, layer: ReferenceLayer) -> F32:
+        """Compute in numpy the block's addition, given the input of the projection to q, k and v."""
         weights, past = layer.weights, layer.past
         past = np.zeros((2, 0, self.kv_heads, self.head_dim), np.float32) if past is None else past
-        h = layer.normed(x, "attn_norm.weight")
         q, k, v = np.split(self._projected(h, layer), [self.heads, self.heads + self.kv_heads], axis=1)
-        turns = rotary(self.rotation, past.shape[1], len(x), layer.max_position_embeddings)
+        turns = rotary(self.rotation, past.shape[1], len(h), layer.max_position_embeddings)
         q, k = rotate(q, *turns), rotate(k, *turns)
         if self.query_scaling:
-            q = q * self.query_scaling.factors(past.shape[1], len(x))[:, None, None]
+            q = q * self.query_scaling.factors(past.shape[1], len(h))[:, None, None]
         if layer.has_quantised_cache:
             k, v = (dequantised_heads(*quantised_heads(each)) for each in (k, v))
         layer.cached = CachedTokens(k, v)

@@ -18,6 +18,7 @@ from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.draft_layer import DraftLayer
+from shortfin_apps.llm.model.eagle_head import EagleHead
 from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.kv_layout import KeysValues, KVLayout, KVType
 from shortfin_apps.llm.model.layer_inputs import LayerInputs
@@ -63,7 +64,7 @@ class ModelSpec:
     logit_scale: float = 1.0
     logit_cap: float | None = None
     layer_inputs: LayerInputs | None = None
-    draft: DraftLayer | None = None
+    draft: DraftLayer | EagleHead | None = None
 
     @property
     def all_layers(self) -> tuple[Layer, ...]:
@@ -157,6 +158,8 @@ class ModelSpec:
             for index, block in enumerate(layer):
                 x, out = "sum" if index else "x", "x" if index == len(layer) - 1 else "sum"
                 yield from block.operations(number, x, out)
+            if self.draft is not None:
+                yield from self.draft.read_operations(len(self.layers), number + 1, "x")
         if self.draft is not None:
             yield from self.draft.store_operations(len(self.layers), "x")
         yield LastTokens("x", "x")

@@ -78,8 +78,8 @@ class EngineSettings:
     )
     speculative_model: Path | None = setting(
         None,
-        "a smaller model with the same tokenizer that drafts tokens, named as MODEL is; the tokens stay the "
-        "same",
+        "a smaller model with the same tokenizer that drafts tokens, or an EAGLE-3 head that is built into "
+        "MODEL, named as MODEL is; the tokens stay the same",
         common=True,
     )
     speculative_tokens: int = setting(

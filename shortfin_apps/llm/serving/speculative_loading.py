@@ -83,7 +83,8 @@ def _check_draft_layer(buckets: Buckets, *, has_draft_model: bool) -> None:
     if not buckets.most_drafts:
         raise ArtifactError(
             "the model has no draft layer, which `--speculative mtp` needs; rebuild it with `shortfin-llm "
-            "build` from a source that has one, or leave that option out"
+            "build` from a source that has one, or with an EAGLE-3 head (`--speculative-model`), or leave "
+            "that option out"
         )
     if has_draft_model:
         raise ArtifactError(

@@ -61,10 +61,13 @@ def test_fused_runs_end_at_attentions_and_leave_what_is_read_later(joins: bool) 
     assert others.runs == []
 
 
-def test_one_name_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_of_other_sizes_gets_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "render", lambda template, name, **parameters: f"{template} {parameters}")
     rendered = RenderedKernels()
     assert rendered.render("cpu/top_k", "top_k", k=2) == rendered.render("cpu/top_k", "top_k", k=2) == "top_k"
     assert list(rendered.texts) == ["top_k"]
+    names = [rendered.render("cpu/top_k", "top_k", k=k) for k in (3, 4, 3, 2)]
+    assert names == ["top_k_1", "top_k_2", "top_k_1", "top_k"]
+    assert list(rendered.texts.values()) == [f"cpu/top_k {{'k': {k}}}" for k in (2, 3, 4)]
     with pytest.raises(AssertionError, match="top_k names two kernels"):
-        rendered.render("cpu/top_k", "top_k", k=3)
+        rendered.add("top_k", "another origin", str)

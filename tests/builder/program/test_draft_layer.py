@@ -9,12 +9,24 @@ from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT, hidden_row
 from shortfin_apps.llm.model.spec import ModelSpec
 from tests.builder.compiled_model import GENERIC, HOST, CompiledModel
-from tests.builder.drafting_model import DRAFTING, OF_LATENTS, OPTIONS, PLAIN, check_drafts, check_unknown
+from tests.builder.drafting_model import (
+    DRAFTING,
+    EAGLE,
+    OF_LATENTS,
+    OPTIONS,
+    PLAIN,
+    SHARING_HEAD,
+    check_drafts,
+    check_unknown,
+)
 
 TOLERANCE = 2e-4
 
 
-@pytest.fixture(scope="module", params=["plain", "hybrid", "latent", "generic", "generic latent"])
+@pytest.fixture(
+    scope="module",
+    params=["plain", "hybrid", "latent", "eagle", "sharing", "generic", "generic latent", "generic eagle"],
+)
 def model(
     request: pytest.FixtureRequest, device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> CompiledModel:
@@ -24,6 +36,9 @@ def model(
         "generic latent": (OF_LATENTS, GENERIC),
         "hybrid": (DRAFTING, HOST),
         "generic": (PLAIN, GENERIC),
+        "eagle": (EAGLE, HOST),
+        "sharing": (SHARING_HEAD, HOST),
+        "generic eagle": (SHARING_HEAD, GENERIC),
     }
     spec, target = models[request.param]
     return CompiledModel.build(spec, OPTIONS, device, tmp_path_factory.mktemp(request.param), target)

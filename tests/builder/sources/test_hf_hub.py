@@ -10,7 +10,7 @@ from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.sources import hf_hub
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
-from shortfin_apps.llm.builder.sources.hf_hub import fetch_model
+from shortfin_apps.llm.builder.sources.hf_hub import fetch_config, fetch_head, fetch_model
 from shortfin_apps.llm.contract.errors import BuildError
 from tests.builder.model_files import write_hf
 from tests.builder.sources.test_first_look import write_header
@@ -91,6 +91,14 @@ def test_fetches_another_tokenizer_only_without_a_tokenizer_json(
     source = HfDirectorySource(fetch_model("org/tiny", QuietProgress(), hub))
     assert ("tekken.json" in hub.fetched) is not has_json
     assert source.tokenizer_files().tokenizer
+
+
+def test_of_a_head_no_tokenizer_is_fetched(hub: Hub) -> None:
+    assert fetch_config("org/tiny@v2", hub).is_file()
+    assert hub.fetched == {"config.json"}
+    fetch_head("org/tiny@v2", QuietProgress(), hub)
+    assert hub.fetched == {"config.json", "model.safetensors"}
+    assert hub.revisions == {"v2"}
 
 
 def test_an_unsupported_model_is_refused_before_its_weights_are_fetched(hub: Hub) -> None:

@@ -14,6 +14,7 @@ from shortfin_apps.llm.components.self_test.computed import (
     logprobs_as_seen,
     with_draw,
 )
+from shortfin_apps.llm.contract.abi import NO_LOGIT
 from shortfin_apps.llm.contract.self_test_file import ExpectedLogits, SelfTestFile
 
 LOGITS = np.array([0.5, -1.0, 3.0, 2.0, -0.25, 1.5, 0.0, 1.0], np.float32)
@@ -49,6 +50,22 @@ def test_an_error_is_in_deviations_of_the_logits() -> None:
     row = compared(LOGITS + np.float32(0.1))
     assert row.error == pytest.approx(0.1 / np.std(LOGITS[:6]), rel=1e-5)
     assert row.bits != compared(LOGITS).bits
+
+
+def test_tokens_that_a_draft_cannot_have_are_no_part_of_the_deviation() -> None:
+    """Or nothing would be wrong with the others."""
+    sampled = (*EXPECTED.sampled[:4], NO_LOGIT, NO_LOGIT)
+    logits = np.array([*sampled, 1.5, 1.0], np.float32)
+    ids = np.argsort(-logits, kind="stable")
+    expected = replace(
+        EXPECTED, sampled=sampled, best_ids=tuple(ids[:4].tolist()), best=tuple(logits[ids[:4]].tolist())
+    )
+    moved = logits + np.where(logits == NO_LOGIT, 0, np.float32(0.1))
+    rows = (
+        compare_row("draft_bs1", 0, 0, expected, FILE, each, each[ids[:3]], ids[:3])
+        for each in (logits, moved)
+    )
+    assert [row.error for row in rows] == [0, pytest.approx(0.1 / np.std(sampled[:4]), rel=1e-5)]
 
 
 def test_logits_that_are_not_finite_fail() -> None:

@@ -19,7 +19,8 @@ from shortfin_apps.llm.components.self_test.last_tokens import packed_arguments
 from shortfin_apps.llm.components.self_test.self_test import Outcome
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.draft_layer import PROJECTION, DraftLayer
-from shortfin_apps.llm.model.feed_forward import MoE
+from shortfin_apps.llm.model.eagle_head import EagleHead
+from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.kv_layout import KVType
 from shortfin_apps.llm.model.rope import Rope, YarnScaling
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
@@ -61,6 +62,14 @@ SPECS: dict[str, ModelSpec] = {
     "routed": ROUTED,
     "hybrid": HYBRID,
     "drafting": DRAFTING,
+    "drafting head": replace(
+        SPEC,
+        draft=EagleHead(
+            blocks=(replace(SPEC.attention, norm_before=False), MLP(features=96)),
+            reads=(1, 2, 1),
+            vocab_size=SPEC.vocab_size,
+        ),
+    ),
     "drafting llama": replace(SPEC, draft=DraftLayer(blocks=SPEC.layers[0], keeps_normed=False)),
 }
 TYPES: tuple[tuple[WeightType, KVType], ...] = (

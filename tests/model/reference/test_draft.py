@@ -9,6 +9,7 @@ import pytest
 
 from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+from shortfin_apps.llm.model.draft_layer import DraftLayer
 from shortfin_apps.llm.model.reference.draft import draft, hidden_before
 from shortfin_apps.llm.model.reference.forward import forward, hidden_states
 from tests.builder.golden_families import PROMPT, GoldenFamily, stored_weights
@@ -45,7 +46,7 @@ def test_a_directory_may_have_a_draft_layer(tmp_path: Path, name: str, like: int
     family.add_draft_layer(like)
     source = HfDirectorySource(family.write_hf(tmp_path / "with"))
     assert without.spec.draft is None
-    assert source.spec.draft is not None
+    assert isinstance(source.spec.draft, DraftLayer)
     assert source.spec.draft.blocks == source.spec.layers[like]
     assert source.spec.draft.keeps_normed == name.startswith("qwen")
     assert source.left_out is None
@@ -63,8 +64,8 @@ def test_a_gguf_file_may_have_a_draft_layer(tmp_path: Path, name: str) -> None:
     count = family.config["num_hidden_layers"]
     keys = {"block_count": count + 1, "nextn_predict_layers": 1}
     file = GgufSource(family.write_gguf(tmp_path / "model.gguf", keys))
-    assert file.spec.draft is not None
-    assert directory.spec.draft is not None
+    assert isinstance(file.spec.draft, DraftLayer)
+    assert isinstance(directory.spec.draft, DraftLayer)
     assert file.spec.draft.keeps_normed == directory.spec.draft.keeps_normed
     assert file.spec.draft.blocks == file.spec.layers[1]
     assert len(file.spec.layers) == count

@@ -105,6 +105,37 @@ def test_a_draft_models_directory_is_taken_as_it_is(built_with: list[list[str]],
     assert not built_with
 
 
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    directory = tmp_path / "head"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]}))
+    return directory
+
+
+def test_an_eagle_head_is_built_into_the_model(
+    built_with: list[list[str]], tmp_path: Path, head: Path
+) -> None:
+    config = built(settings("random:tiny", weights="f32", speculative_model=head))
+    [words] = built_with
+    assert words[3:] == [
+        *("build", "random:tiny", "--in-cache", "--device", "cpu", "--weights", "f32"),
+        *("--speculative-model", str(head)),
+    ]
+    assert (config.engine.speculative, config.engine.speculative_model) == ("mtp", None)
+    assert (config.model.artifact, config.source) == (tmp_path / "made", "random:tiny")
+
+
+def test_an_eagle_head_for_a_model_that_is_built_already_is_refused(
+    built_with: list[list[str]], tmp_path: Path, head: Path
+) -> None:
+    with pytest.raises(ArtifactError, match=f"`shortfin-llm build MODEL --speculative-model {head}`"):
+        built(settings(tmp_path, speculative_model=head))
+    with pytest.raises(ArtifactError, match="`--speculative ngram` drafts from text"):
+        built(settings("random:tiny", speculative_model=head, speculative="ngram"))
+    assert not built_with
+
+
 def test_nothing_is_built_for_a_gpu_that_is_not_there(
     built_with: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,31 +91,36 @@ class RenderedKernels:
         return self._texts
 
     def render(self, template: str, name: str, **parameters: Any) -> str:
-        """Render `template` as the kernel `name`, unless it exists; return the name.
-
-        Callers must not use the same name with another template or other parameters.
-        """
+        """Render `template` as a kernel, unless it exists; return its name, which is `name` or begins so."""
+        name = self._named(name, (template, parameters))
         self.add(name, (template, parameters), lambda: render(template, name, **parameters))
         return name
 
     def add(self, name: str, origin: object, make: Callable[[], str]) -> None:
         """Add the MLIR that `make` returns as `name`, unless it exists; `origin` decides what it returns."""
-        if self._is_new(name, origin):
+        known = self._origins.setdefault(name, origin)
+        assert known == origin, f"{name} names two kernels"
+        if name not in self._texts:
             self._texts[name] = make()
 
     def compile(self, kernel: Kernel, target: Target) -> str:
         """Add a Triton kernel, unless it exists, to compile it with the others; return its name."""
-        if self._is_new(kernel.name, kernel):
-            self._texts[kernel.name] = ""  # its place among the kernels
-            self._waiting[kernel.name] = kernel, target
-        return kernel.name
+        origin = replace(kernel, name="")
+        name = self._named(kernel.name, origin)
+        self._origins[name] = origin
+        if name not in self._texts:
+            self._texts[name] = ""  # its place among the kernels
+            self._waiting[name] = replace(kernel, name=name), target
+        return name
 
-    def _is_new(self, name: str, origin: object) -> bool:
-        """Return whether `name` has no kernel. `origin` is everything that the kernel's MLIR depends on."""
-        is_new = name not in self._origins
-        known = self._origins.setdefault(name, origin)
-        assert known == origin, f"{name} names two kernels"
-        return is_new
+    def _named(self, name: str, origin: object) -> str:
+        """Return `name`, with a number if it names a kernel of another `origin`.
+
+        `origin` is everything that the kernel's MLIR depends on. Layers usually share a kernel, but a draft
+        layer may have other heads.
+        """
+        names = (name, *(f"{name}_{number}" for number in range(1, len(self._origins) + 1)))
+        return next(each for each in names if self._origins.get(each, origin) == origin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.contract.abi import RESIDENT_WORKGROUPS, Entry, EntryFamily
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.config import context_length, pool_elements, pool_planes, within
-from shortfin_apps.llm.model.operations import Operation, Sample, TopK
+from shortfin_apps.llm.model.operations import Linear, Operation, Sample, TopK
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 RESULTS = ("values", "indices", "logits")
@@ -104,7 +104,8 @@ class ModelModule:
             for pool, layers in self._spec.pools.items()
         }
         write = write_decode_loop if is_loop else write_entry
-        places = self._lowering.places_logits and self._spec.logit_cap is None
+        makes_logits = next(each for each in reversed(operations) if "logits" in each.writes)
+        places = self._lowering.places_logits and isinstance(makes_logits, Linear)
         return write(
             entry,
             self._options,

@@ -82,6 +82,7 @@ def make_self_test(
     begun = [_begin(spec, weights, tokens) for tokens in prompts]
     streams = [x for x, _ in begun]
     pages: list[list[PageSums]] = [[] for _ in prompts]
+    read: list[dict[int, F32]] = [{} for _ in prompts]  # by the draft layer
     for layer in range(len(spec.layers)):
         block = weights.block(layer)
         for index, x in enumerate(streams):
@@ -89,11 +90,13 @@ def make_self_test(
                 spec, layer, block, x, begun[index][1], has_quantised_cache=options.kv == "q8_0"
             )
             pages[index] += _page_sums(layer, kept, layout)
+            if spec.draft is not None and layer + 1 in spec.draft.depths:
+                read[index][layer + 1] = streams[index]
         on_progress(1)
     norm = weights.whole("output_norm.weight")
     hidden = [normed(spec, x, norm) for x in streams]
-    logits = _logits(spec, weights, [each[list(layout.checked)] for each in hidden])
-    drafts = _drafts(spec, weights, options, layout, list(zip(prompts, hidden, strict=True)))
+    logits = _logits(spec, weights, spec.head_weight, [each[list(layout.checked)] for each in hidden])
+    drafts = _drafts(spec, weights, options, layout, list(zip(prompts, read, hidden, strict=True)))
     return SelfTestFile(
         format_version=FORMAT_VERSION,
         stride=options.block_seq_stride,
@@ -149,17 +152,20 @@ def _drafts(
     weights: StoredWeights,
     options: BuildOptions,
     layout: TestLayout,
-    prompts: Sequence[tuple[Tokens, F32]],
+    prompts: Sequence[tuple[Tokens, dict[int, F32], F32]],
 ) -> list[F32]:
     """Compute the draft layer's logits at the positions `layout.bases` of each prompt, [positions, vocab].
 
-    `prompts`: token ids [tokens], and the main layers' hidden states [tokens, hidden]. Without a draft layer,
-    there are no positions.
+    `prompts`: token ids [tokens], the residual streams that the layer reads, and the main layers' results
+    [tokens, hidden]. Without a draft layer, there are no positions.
     """
     if spec.draft is None:
         return [np.zeros((0, spec.vocab_size), np.float32) for _ in prompts]
-    block, has_bytes, found = weights.block(len(spec.layers)), options.kv == "q8_0", []
-    for tokens, hidden in prompts:
+    number = len(spec.layers)
+    head = spec.draft.head(number, spec.head_weight)
+    block, has_bytes, found = weights.block(number, without=head), options.kv == "q8_0", []
+    for tokens, streams, result in prompts:
+        hidden = spec.draft.known_hidden(block, streams, result)
         embedded = weights.rows("token_embd.weight", tokens) * np.float32(spec.embedding_scale)
         *_, cached = run_draft_layer(spec, block, embedded, hidden_before(hidden), None, has_bytes)
         known, unknown = np.stack([cached.keys, cached.values]), np.zeros_like(hidden[:1])
@@ -167,13 +173,14 @@ def _drafts(
             one = embedded[base : base + 1], unknown, known[:, :base]
             found.append(run_draft_layer(spec, block, *one, has_bytes)[0])
     count = len(layout.bases)
-    return _logits(spec, weights, [np.concatenate(found[i : i + count]) for i in range(0, len(found), count)])
+    inputs = [np.concatenate(found[i : i + count]) for i in range(0, len(found), count)]
+    return [spec.draft.place(logits, block) for logits in _logits(spec, weights, head, inputs)]
 
 
-def _logits(spec: ModelSpec, weights: StoredWeights, inputs: Sequence[F32]) -> list[F32]:
+def _logits(spec: ModelSpec, weights: StoredWeights, head: str, inputs: Sequence[F32]) -> list[F32]:
     """Compute logits [positions, vocab] for each input of the head [positions, hidden]."""
     hidden = np.concatenate(inputs)
-    products = [hidden @ rows.T for rows in weights.slices(spec.head_weight)]
+    products = [hidden @ rows.T for rows in weights.slices(head)]
     logits = capped(np.concatenate(products, axis=1), spec.logit_cap)
     return np.split(logits, np.cumsum([len(x) for x in inputs])[:-1])
 

@@ -53,10 +53,10 @@ class StoredWeights:
         matrices = [_worth(self._load(each), self._layout(name), self._options) for each in weight.matrices()]
         return matrices[0] if weight.experts is None else np.stack(matrices)
 
-    def block(self, layer: int) -> dict[str, F32]:
-        """Return the layer's weights, by their names without `blk.N.`."""
+    def block(self, layer: int, without: str | None = None) -> dict[str, F32]:
+        """Return the layer's weights, by their names without `blk.N.`; not the one named `without`."""
         prefix = f"blk.{layer}."
-        names = [name for name in self._plan if name.startswith(prefix)]
+        names = [name for name in self._plan if name.startswith(prefix) and name != without]
         return {name.removeprefix(prefix): self.whole(name) for name in names}
 
     def rows(self, name: str, indices: npt.NDArray[np.intp]) -> F32:

@@ -36,10 +36,56 @@ def open_source(
             from shortfin_apps.llm.builder.sources.random_tiny import random_source
 
             return random_source(rest)
-    path = Path(os.path.expanduser(source))  # noqa: PTH111 (leaves unknown users)
+    path = _path_of(source)
     if not (path.is_dir() or path.is_file()):
         raise BuildError(f"{source}: no such file or directory; give {KINDS}")
     return _open_path(path, None, accepted)
+
+
+def is_eagle_head(source: str) -> bool:
+    """Return whether `source` is an EAGLE-3 head; of the hub's repositories, fetches `config.json`.
+
+    Raises BuildError if that cannot be read.
+    """
+    from shortfin_apps.llm.builder.sources.hf_files import read_json
+
+    config = _path_of(source) / "config.json"
+    if _is_repository(source):
+        from shortfin_apps.llm.builder.sources.hf_hub import fetch_config
+
+        config = fetch_config(source.removeprefix("hf:"))
+    raw = read_json(config) if config.is_file() else {}
+    architectures = raw.get("architectures")
+    listed = architectures if isinstance(architectures, list) else []
+    return "draft_vocab_size" in raw or any("eagle3" in str(each).lower() for each in listed)
+
+
+def open_with_head(
+    model: ModelSource, source: str, progress: BuildProgress, accepted: Collection[str] = ()
+) -> ModelSource:
+    """Return the model with the EAGLE-3 head that `source` names as its draft layer. Raises BuildError."""
+    if not is_eagle_head(source):
+        raise BuildError(
+            f"{source}: is no EAGLE-3 head, the only kind of draft model that is built into a model; "
+            "`serve --speculative-model` takes others"
+        )
+    from shortfin_apps.llm.builder.sources.eagle_head import EagleHeadSource
+
+    directory = _path_of(source)
+    if _is_repository(source):
+        from shortfin_apps.llm.builder.sources.hf_hub import fetch_head
+
+        directory = fetch_head(source.removeprefix("hf:"), progress)
+    return EagleHeadSource(model, directory, accepted)
+
+
+def _is_repository(source: str) -> bool:
+    """Return whether `source` is a whole repository of the hub: `hf:ORG/NAME`."""
+    return source.startswith("hf:") and source.count(":") == 1
+
+
+def _path_of(source: str) -> Path:
+    return Path(os.path.expanduser(source))  # noqa: PTH111 (leaves unknown users)
 
 
 def first_look(source: str, accepted: Collection[str] = ()) -> None:
@@ -50,7 +96,7 @@ def first_look(source: str, accepted: Collection[str] = ()) -> None:
     """
     from shortfin_apps.llm.builder.sources.first_look import look_at_directory, look_at_gguf
 
-    path = Path(os.path.expanduser(source))  # noqa: PTH111 (leaves unknown users)
+    path = _path_of(source)
     if path.is_dir():
         look_at_directory(path)
     elif path.is_file():

@@ -71,7 +71,7 @@ class HfDirectorySource(ModelSource):
             self.spec = self._family.spec(name or directory.resolve().name, config)
         check_spec(self._where, self.spec)
         shards = [directory / name for name in weight_files(directory)]
-        self._files = {path: _open(path) for path in shards}
+        self._files = {path: open_weights(path) for path in shards}
         names = {text_name(name) or "" for file in self._files.values() for name in file.keys()}  # noqa: SIM118
         if raw is not whole:
             self.spec = replace(self.spec, tie_word_embeddings="lm_head.weight" not in names)
@@ -173,7 +173,8 @@ class HfDirectorySource(ModelSource):
         return shapes
 
 
-def _open(path: Path) -> Any:
+def open_weights(path: Path) -> Any:
+    """Open a safetensors file. Raises BuildError."""
     if not path.exists():
         raise BuildError(f"{path}: no such file; weights must be in safetensors form")
     try:

@@ -60,15 +60,36 @@ def fetch_model(name: str, progress: BuildProgress, hub: Hub | None = None) -> P
     their configuration and tokenizer, or by the start of the GGUF file. The hub's environment variables
     apply: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
     """
+    repository, quantisation = _repository(name, hub)
+    with progress.stage("fetch") as stage:
+        stage.say(f"{name} from the Hugging Face hub")
+        if quantisation is not None:
+            return repository.fetch_gguf(quantisation)
+        return repository.fetch_directory()
+
+
+def fetch_config(name: str, hub: Hub | None = None) -> Path:
+    """Download a repository's `config.json`; return its path, where no file is if the repository has none.
+
+    Raises BuildError.
+    """
+    return _repository(name, hub)[0].fetch_config() / "config.json"
+
+
+def fetch_head(name: str, progress: BuildProgress, hub: Hub | None = None) -> Path:
+    """Download an EAGLE-3 head, which needs no tokenizer; return its directory. Raises BuildError."""
+    repository, _ = _repository(name, hub)
+    with progress.stage("fetch") as stage:
+        stage.say(f"{name} from the Hugging Face hub")
+        return repository.fetch_weights(repository.fetch_config())
+
+
+def _repository(name: str, hub: Hub | None) -> tuple[_Repository, str | None]:
+    """Return the repository, and the quantisation of the GGUF file, if `name` has one."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise BuildError(f"hf:{name}: expected {_FORMS}")
-    repository = _Repository(name, match["id"], match["revision"], hub or Hub())
-    with progress.stage("fetch") as stage:
-        stage.say(f"{name} from the Hugging Face hub")
-        if match["quantisation"] is not None:
-            return repository.fetch_gguf(match["quantisation"])
-        return repository.fetch_directory()
+    return _Repository(name, match["id"], match["revision"], hub or Hub()), match["quantisation"]
 
 
 class _Repository:
@@ -88,6 +109,14 @@ class _Repository:
         if not (directory / TOKENIZER).exists():
             directory = self._get(list(OTHER_TOKENIZERS))
         look_at_directory(directory)
+        return self.fetch_weights(directory)
+
+    def fetch_config(self) -> Path:
+        """Download `config.json` and the index of the weights; return the directory."""
+        return self._get(["config.json", WEIGHTS_INDEX])
+
+    def fetch_weights(self, directory: Path) -> Path:
+        """Download the weights whose index, if any, is in `directory`; return the directory."""
         return self._get(weight_files(directory))
 
     def fetch_gguf(self, quantisation: str) -> Path:

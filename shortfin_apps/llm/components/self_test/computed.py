@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shortfin_apps.llm.components.sampling.candidates import LogprobTerms
 from shortfin_apps.llm.components.sampling.logprobs import terms_of
+from shortfin_apps.llm.contract.abi import NO_LOGIT
 from shortfin_apps.llm.contract.self_test_file import ExpectedLogits, SelfTestFile
 
 Array = npt.NDArray[Any]
@@ -154,7 +155,8 @@ def _clear(expected: ExpectedLogits, file: SelfTestFile) -> float:
 
 
 def _deviation(expected: ExpectedLogits) -> float:
-    return float(np.std(expected.sampled)) or 1.0
+    known = [each for each in expected.sampled if each != NO_LOGIT] or [0.0]
+    return float(np.std(known)) or 1.0
 
 
 def _error(logits: Array, expected: ExpectedLogits, file: SelfTestFile) -> float:

@@ -1,4 +1,4 @@
-"""The draft layer in numpy (model/draft_layer.py)."""
+"""Draft layers in numpy (model/draft_layer.py)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,32 @@ import numpy as np
 import numpy.typing as npt
 
 from shortfin_apps.llm.model.block import CachedTokens, Carried
-from shortfin_apps.llm.model.draft_layer import EMBEDDING_NORM, HIDDEN_NORM, PROJECTION, RESULT_NORM
-from shortfin_apps.llm.model.reference.forward import run_layer, weights_of
-from shortfin_apps.llm.model.reference.pointwise import F32, capped, rms_norm
+from shortfin_apps.llm.model.reference.forward import (
+    begin,
+    normed,
+    reference_layer,
+    run_layer,
+    weights_of,
+)
+from shortfin_apps.llm.model.reference.pointwise import F32, capped
 from shortfin_apps.llm.model.spec import ModelSpec
 
 
 def hidden_before(hidden: F32) -> F32:
     """Return the hidden state of the token before each one [tokens, hidden], which is 0 for the first."""
     return np.concatenate([np.zeros_like(hidden[:1]), hidden[:-1]])
+
+
+def known_hidden(spec: ModelSpec, weights: Mapping[str, F32], tokens: npt.NDArray[np.int64]) -> F32:
+    """Compute what the draft layer reads of the tokens of a sequence [tokens, hidden]."""
+    assert spec.draft is not None, "callers check it"
+    x, carried = begin(spec, weights, lambda table: weights[table][tokens])
+    streams = {}
+    for layer in range(len(spec.layers)):
+        x, _ = run_layer(spec, layer, weights_of(weights, layer), x, carried)
+        streams[layer + 1] = x
+    own = weights_of(weights, len(spec.layers))
+    return spec.draft.known_hidden(own, streams, normed(spec, x, weights["output_norm.weight"]))
 
 
 def draft(
@@ -38,10 +55,13 @@ def draft(
     Returns:
         The logits [tokens, vocab], the hidden states for the next round, and the new keys and values.
     """
+    assert spec.draft is not None, "callers check it"
+    number = len(spec.layers)
     embedded = weights["token_embd.weight"][tokens] * np.float32(spec.embedding_scale)
-    own = weights_of(weights, len(spec.layers))
-    normed, hidden, cached = run_draft_layer(spec, own, embedded, previous, past)
-    return capped(normed @ weights[spec.head_weight].T, spec.logit_cap), hidden, cached
+    own = weights_of(weights, number)
+    inputs, hidden, cached = run_draft_layer(spec, own, embedded, previous, past)
+    logits = capped(inputs @ weights[spec.draft.head(number, spec.head_weight)].T, spec.logit_cap)
+    return spec.draft.place(logits, own), hidden, cached
 
 
 def run_draft_layer(
@@ -58,10 +78,7 @@ def run_draft_layer(
     arguments are those of `draft`, and of `forward`.
     """
     assert spec.draft is not None, "callers check it"
-    number, eps = len(spec.layers), spec.rms_norm_eps
-    parts = [rms_norm(eps, embedded, weights[EMBEDDING_NORM]), rms_norm(eps, previous, weights[HIDDEN_NORM])]
-    x = np.concatenate(parts, axis=1) @ weights[PROJECTION].T
-    x, cached = run_layer(spec, number, weights, x, Carried(), past, has_quantised_cache)
-    assert cached is not None, "it stores keys and values"
-    normed = rms_norm(eps, x, weights[RESULT_NORM])
-    return normed, normed if spec.draft.keeps_normed else x, cached
+    its = reference_layer(spec, len(spec.layers), weights, Carried(), past, has_quantised_cache)
+    inputs, hidden = spec.draft.compute(embedded, previous, its)
+    assert its.cached is not None, "it stores keys and values"
+    return inputs, hidden, its.cached

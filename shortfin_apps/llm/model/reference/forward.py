@@ -84,7 +84,22 @@ def run_layer(
     `past` [2, positions, kv_heads, head_dim]: K and V of the preceding positions. For a layer with a
     recurrent state, callers must start at position 0, and None is returned instead of K and V.
     """
-    its = ReferenceLayer(
+    its = reference_layer(spec, layer, weights, carried, past, has_quantised_cache)
+    for block in spec.all_layers[layer]:
+        x = x + block.compute(x, its)
+    return x, its.cached
+
+
+def reference_layer(
+    spec: ModelSpec,
+    layer: int,
+    weights: Weights,
+    carried: Carried,
+    past: F32 | None,
+    has_quantised_cache: bool,
+) -> ReferenceLayer:
+    """Return the inputs of a layer's blocks; the arguments are those of `run_layer`."""
+    return ReferenceLayer(
         number=layer,
         weights=weights,
         carried=carried,
@@ -93,6 +108,3 @@ def run_layer(
         past=past,
         has_quantised_cache=has_quantised_cache,
     )
-    for block in spec.all_layers[layer]:
-        x = x + block.compute(x, its)
-    return x, its.cached

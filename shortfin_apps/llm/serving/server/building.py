@@ -14,10 +14,10 @@ from pathlib import Path
 
 from shortfin_apps.llm.artifact.advice import is_gguf
 from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
-from shortfin_apps.llm.builder.sources.catalogue import first_look
+from shortfin_apps.llm.builder.sources.catalogue import first_look, is_eagle_head
 from shortfin_apps.llm.components.runtime.device import CPU_NAMES, GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import check_gpu
-from shortfin_apps.llm.contract.errors import BuildError, missing_extra
+from shortfin_apps.llm.contract.errors import ArtifactError, BuildError, missing_extra
 from shortfin_apps.llm.contract.source_name import SCHEMES
 from shortfin_apps.llm.serving.server.config import BUILD_SETTINGS, ServerConfig, flag
 
@@ -40,6 +40,8 @@ def built(config: ServerConfig) -> ServerConfig:
     BuildFailed, BuildError for an unsupported model, and ArtifactError if the GPU to serve it is missing.
     """
     draft = config.engine.speculative_model
+    if draft is not None and is_eagle_head(str(draft)):
+        return _built_with_head(config, draft)
     if draft is not None and is_source(draft):
         config = config.changed(speculative_model=_directory_of(draft, config, ()))
     if config.model.artifact is None or not is_source(config.model.artifact):
@@ -52,13 +54,37 @@ def built(config: ServerConfig) -> ServerConfig:
     return replace(changed, source=str(config.model.artifact))
 
 
-def _directory_of(source: Path, config: ServerConfig, settings: Sequence[str]) -> Path:
+def _built_with_head(config: ServerConfig, head: Path) -> ServerConfig:
+    """Build the model together with an EAGLE-3 head, with which it then drafts (`--speculative mtp`)."""
+    source = config.model.artifact
+    if source is None or not is_source(source):
+        raise ArtifactError(
+            f"{head} is an EAGLE-3 head, which is built into a model: run `shortfin-llm build MODEL "
+            f"--speculative-model {head}` with the model's source, and serve the result with `--speculative "
+            "mtp` instead of `--speculative-model`"
+        )
+    if config.engine.speculative == "ngram":
+        raise ArtifactError(
+            f"`--speculative ngram` drafts from text, and {head} is an EAGLE-3 head: give one of them"
+        )
+    directory = _directory_of(source, config, BUILD_SETTINGS, head)
+    changed = config.changed(
+        artifact=directory, device=_driver(config), speculative_model=None, speculative="mtp"
+    )
+    return replace(changed, source=str(source))
+
+
+def _directory_of(
+    source: Path, config: ServerConfig, settings: Sequence[str], head: Path | None = None
+) -> Path:
     try:
         first_look(str(source))
     except ModuleNotFoundError as error:
         raise BuildError(missing_extra(error) or str(error)) from error
     check_gpu(_driver(config))  # checked first, as a build for a GPU takes minutes
     command = build_command(source, config, settings)
+    if head is not None:
+        command += ["--speculative-model", str(head)]
     return Path(_run([sys.executable, "-m", "shortfin_apps.llm", *command]))
 
 

@@ -10,7 +10,16 @@ import pytest
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.model.spec import ModelSpec
 from tests.builder.compiled_model import CompiledModel
-from tests.builder.drafting_model import DRAFTING, OF_LATENTS, OPTIONS, PLAIN, check_drafts, check_unknown
+from tests.builder.drafting_model import (
+    DRAFTING,
+    EAGLE,
+    OF_LATENTS,
+    OPTIONS,
+    PLAIN,
+    SHARING_HEAD,
+    check_drafts,
+    check_unknown,
+)
 from tests.hip import EmulatedGpus
 from tests.runtimes import needs_shortfin
 
@@ -19,10 +28,13 @@ pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(600)]
 
 TOLERANCE = 5e-3  # of f32, in another order of sums
-CASES: list[tuple[str, ModelSpec]] = [("gfx942", DRAFTING), ("gfx1100", PLAIN), ("gfx942", OF_LATENTS)]
+CASES: list[tuple[str, ModelSpec]] = [
+    *(("gfx942", DRAFTING), ("gfx1100", PLAIN), ("gfx942", OF_LATENTS)),
+    *(("gfx942", EAGLE), ("gfx1100", SHARING_HEAD)),
+]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=["gfx942", "gfx1100", "latent"])
+@pytest.fixture(scope="module", params=CASES, ids=["gfx942", "gfx1100", "latent", "eagle", "sharing"])
 def model(
     request: pytest.FixtureRequest, emulated_gpus: EmulatedGpus, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[CompiledModel]:

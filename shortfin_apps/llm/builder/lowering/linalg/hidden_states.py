@@ -1,4 +1,4 @@
-"""Hidden states that a draft layer reads and keeps (model/draft_layer.py), in linalg."""
+"""Operations of draft layers (model/draft_layer.py, model/eagle_head.py), in linalg."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.graph.token_layout import even_offsets, token_rows
 from shortfin_apps.llm.builder.lowering.linalg.norms import rms_norm
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT, NO_HIDDEN
+from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT, NO_HIDDEN, NO_LOGIT
 from shortfin_apps.llm.model.draft_layer import HiddenBefore, JoinHidden, KeepHidden, NormHidden
+from shortfin_apps.llm.model.eagle_head import PlaceLogits
 
 _UNUSUAL = "0x7F4C5A1D"  # 2.7e38, as a f32's bits: of a value that no hidden state has
 
@@ -74,6 +75,23 @@ def keep_hidden(_: LoweringContext, e: Emitter, operation: KeepHidden, values: V
         table.shape,
         "f32",
     )
+
+
+def place_logits(c: LoweringContext, e: Emitter, operation: PlaceLogits, values: Values) -> Tensor:
+    logits, rows = values[operation.x], c.weights.load_one(e, operation.weight)
+    body = f"""\
+  %r = linalg.index 0 : index
+  %zero = arith.constant 0 : i32
+  %none = arith.constant {NO_LOGIT:.9e} : f32
+  %row = arith.fptosi %a : f32 to i32
+  %named = arith.maxsi %row, %zero : i32
+  %at = arith.index_cast %named : i32 to index
+  %logit = tensor.extract {logits.name}[%r, %at] : {logits.type}
+  %is_known = arith.cmpi sge, %row, %zero : i32
+  %y = arith.select %is_known, %logit, %none : f32
+  linalg.yield %y : f32"""
+    shape = (logits.shape[0], operation.vocab_size)
+    return e.elementwise("rv", ("rv", shape, "f32"), [(rows, "v")], body)
 
 
 def loop_rows(e: Emitter, slots: Tensor, positions: Tensor, given: Tensor, count: Dim) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from shortfin_apps.llm.builder.lowering.linalg.hidden_states import (
     join_hidden,
     keep_hidden,
     norm_hidden,
+    place_logits,
 )
 from shortfin_apps.llm.builder.lowering.linalg.latent_attention import (
     absorb_keys,
@@ -46,6 +47,7 @@ from shortfin_apps.llm.model.attention import (
 )
 from shortfin_apps.llm.model.draft_layer import HiddenBefore, JoinHidden, KeepHidden, NormHidden
 from shortfin_apps.llm.model.dual_experts import Zeros
+from shortfin_apps.llm.model.eagle_head import PlaceLogits
 from shortfin_apps.llm.model.expert_scores import PreferExperts, ScoreExperts
 from shortfin_apps.llm.model.feed_forward import GateTokens, ScaleRouting
 from shortfin_apps.llm.model.latent_attention import AbsorbKeys, AttendLatent, ExpandValues, NormFirst
@@ -177,4 +179,5 @@ LOWERINGS: dict[type[Operation], Callable[[LoweringContext, Emitter, Any, Values
     HiddenBefore: hidden_before,
     JoinHidden: join_hidden,
     KeepHidden: keep_hidden,
+    PlaceLogits: place_logits,
 }
