@@ -26,8 +26,9 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, block_constants
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
-from shortfin_apps.llm.builder.target import Fp8Type, resolve_target
+from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
+from shortfin_apps.llm.contract.gpu_code.chips import Fp8Type
 from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType

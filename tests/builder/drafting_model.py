@@ -15,20 +15,11 @@ from shortfin_apps.llm.model.eagle_head import EagleHead
 from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.reference.draft import draft, hidden_before, known_hidden
 from shortfin_apps.llm.model.rope import Rope
-from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import HYBRID, LATENT, TINY, CompiledModel
+from tests.builder.hybrid_model import PAGE_IDS, STRIDE, TOKENS
 
 F32 = npt.NDArray[np.float32]
 
-STRIDE = 4
-OPTIONS = BuildOptions(
-    weights="f32",
-    kv="f32",
-    prefill_batch_sizes=(2,),
-    decode_batch_sizes=(2,),
-    top_k=4,
-    block_seq_stride=STRIDE,
-)
 DRAFTING = replace(HYBRID, draft=DraftLayer(blocks=HYBRID.layers[1]))
 PLAIN = replace(TINY, draft=DraftLayer(blocks=TINY.layers[1], keeps_normed=False))
 OF_LATENTS = replace(LATENT, draft=DraftLayer(blocks=LATENT.layers[1], keeps_normed=False))
@@ -57,8 +48,6 @@ SHARING_HEAD = replace(
         norm_before_residual=True,
     ),
 )
-TOKENS = (np.arange(1, 30) * 37) % HYBRID.vocab_size
-PAGE_IDS = np.array([[7, 3, 9, 1, 8, 2, 5, 4], [11, 12, 13, 14, 15, 16, 17, 18]])
 ROUNDS = 3
 
 

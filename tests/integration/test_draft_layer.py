@@ -41,6 +41,7 @@ from tests.builder.eagle_files import head_config, write_head
 from tests.builder.golden_families import stored_weights
 from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import open_engine
+from tests.integration.known_answers import check, proposing, told
 from tests.integration.test_hybrid_speculation import answer
 from tests.integration.test_speculation import MODES, answers, calls
 from tests.runtimes import RUNTIMES
@@ -122,10 +123,8 @@ class Teller(DraftLayer):
         return {r: [self._told(r, number) for number in range(len(drafted[r]))] for r in drafted}
 
     def _told(self, request: Request, num_ahead: int) -> int:
-        token_ids, length = list(request.token_ids), len(request.token_ids)
-        known = next((text for text in self.texts if text[:length] == token_ids), [])
-        is_wrong = num_ahead == length * 7 % 5
-        return known[length + num_ahead] ^ is_wrong if length + num_ahead < len(known) else -1
+        token_id = told(self.texts, request.token_ids, num_ahead)
+        return -1 if token_id is None else token_id
 
 
 @contextmanager
@@ -135,26 +134,14 @@ def drafting(artifact: Artifact, texts: Sequence[Sequence[int]], **options: Any)
         patch.setattr("shortfin_apps.llm.serving.speculative_loading.DraftLayer", Teller)
         patch.setattr(Teller, "texts", texts)
         patch.setattr(Teller, "rows", [])
-        with open_engine(artifact, EngineSettings(speculative="mtp", **options)) as engine:
+        with proposing(artifact, EngineSettings(speculative="mtp", **options)) as engine:
             yield engine
-            counts = engine.stats().speculation
-    assert counts is not None
-    assert 5 < counts.accepted < counts.proposed - 5
-
-
-def check(artifact: Artifact, **options: Any) -> None:
-    asked = calls(60)
-    with open_engine(artifact, EngineSettings(**options)) as engine:
-        expected = answers(engine, asked)
-    texts = [[*each.prompt_token_ids, *tokens] for each, (tokens, _) in zip(asked, expected, strict=True)]
-    with drafting(artifact, texts, **options) as engine:
-        assert answers(engine, asked) == expected
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
 def test_answers_are_those_without(artifact: Artifact, runtime: Runtime, mode: BatchSettings) -> None:
-    check(artifact, runtime=runtime, batching=mode)
+    check(artifact, drafting, runtime=runtime, batching=mode)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -162,7 +149,7 @@ def test_answers_are_those_without(artifact: Artifact, runtime: Runtime, mode: B
 def test_answers_are_those_without_where_requests_are_preempted(
     artifact: Artifact, mode: BatchSettings, depth: int
 ) -> None:
-    check(artifact, runtime="iree", batching=mode, pages=20, pipeline_depth=depth)
+    check(artifact, drafting, runtime="iree", batching=mode, pages=20, pipeline_depth=depth)
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.5, "seed": 3}], ids=str)

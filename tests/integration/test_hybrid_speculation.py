@@ -1,6 +1,6 @@
 """Speculation on a model with states: the same answers as without, to the bit.
 
-Its random weights repeat nothing, so proposals are the known answers, wrong at a place that changes.
+Its random weights repeat nothing, so the known answers are proposed (known_answers.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.integration.byte_models import write_byte_model
 from tests.integration.generation import open_engine
+from tests.integration.known_answers import check, proposing, told
 from tests.integration.test_speculation import MODES, Answer, answers, calls
 from tests.runtimes import RUNTIMES
 
@@ -63,13 +64,9 @@ class KnownAnswers:
         return len(self.propose(token_ids, least, most))
 
     def propose(self, token_ids: Sequence[int], least: float, most: int) -> list[int]:
-        length = len(token_ids)
-        known = next((text for text in self.texts if text[:length] == list(token_ids)), [])
-        proposed = list(known[length : length + max(0, min(most, 1 + length % self._max_tokens))])
-        wrong = length * 7 % 5
-        if wrong < len(proposed):
-            proposed[wrong] ^= 1
-        return proposed
+        count = max(0, min(most, 1 + len(token_ids) % self._max_tokens))
+        proposed = [told(self.texts, token_ids, number) for number in range(count)]
+        return [each for each in proposed if each is not None]
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
         pass
@@ -81,26 +78,14 @@ def speculating(artifact: Artifact, texts: Sequence[Sequence[int]], **options: A
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speculation, "PromptLookup", KnownAnswers)
         patch.setattr(KnownAnswers, "texts", texts)
-        with open_engine(artifact, EngineSettings(speculative="ngram", **options)) as engine:
+        with proposing(artifact, EngineSettings(speculative="ngram", **options)) as engine:
             yield engine
-            counts = engine.stats().speculation
-    assert counts is not None
-    assert 5 < counts.accepted < counts.proposed - 5
-
-
-def check(artifact: Artifact, **options: Any) -> None:
-    asked = calls(60)
-    with open_engine(artifact, EngineSettings(**options)) as engine:
-        expected = answers(engine, asked)
-    texts = [[*each.prompt_token_ids, *tokens] for each, (tokens, _) in zip(asked, expected, strict=True)]
-    with speculating(artifact, texts, **options) as engine:
-        assert answers(engine, asked) == expected
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
 def test_answers_are_those_without(artifact: Artifact, runtime: Runtime, mode: BatchSettings) -> None:
-    check(artifact, runtime=runtime, batching=mode)
+    check(artifact, speculating, runtime=runtime, batching=mode)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -108,7 +93,7 @@ def test_answers_are_those_without(artifact: Artifact, runtime: Runtime, mode: B
 def test_answers_are_those_without_where_requests_are_preempted(
     artifact: Artifact, mode: BatchSettings, depth: int
 ) -> None:
-    check(artifact, runtime="iree", batching=mode, pages=20, pipeline_depth=depth)
+    check(artifact, speculating, runtime="iree", batching=mode, pages=20, pipeline_depth=depth)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])

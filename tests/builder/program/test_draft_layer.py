@@ -13,12 +13,12 @@ from tests.builder.drafting_model import (
     DRAFTING,
     EAGLE,
     OF_LATENTS,
-    OPTIONS,
     PLAIN,
     SHARING_HEAD,
     check_drafts,
     check_unknown,
 )
+from tests.builder.hybrid_model import OPTIONS
 
 TOLERANCE = 2e-4
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,15 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.engine.drafter import MAX_FAILURES
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT
-from tests.components.engine.test_speculation import MODES, PARAMS, PLACES, answers
+from tests.components.engine.test_speculation import (
+    MODES,
+    PLACES,
+    REQUESTS,
+    Requests,
+    answers,
+    calls_of,
+    counts,
+)
 from tests.components.engine_fixture import PROMPT, Rig, call, make_rig
 from tests.components.fake_device import fake_config
 from tests.components.forcing_grammar import Keys
@@ -24,23 +31,11 @@ ALONE = SpeculationOptions(max_tokens=0, row_cost=0)
 EOS = frozenset({11})
 
 
-def counts(rig: Rig) -> tuple[int, int]:
-    found = rig.engine.stats().speculation
-    assert found is not None
-    return found.proposed, found.accepted
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     errs=st.floats(0, 1),
     repeats=st.sampled_from([0, 0.6]),
-    requests=st.lists(
-        st.tuples(
-            st.integers(0, len(PARAMS) - 1), st.integers(1, 30), st.integers(1, 24), st.integers(0, 20)
-        ),
-        min_size=1,
-        max_size=6,
-    ),
+    requests=REQUESTS,
     lookup_tokens=st.sampled_from([0, 3]),
     row_cost=st.sampled_from([0, 0.01, 0.1]),
     mode=st.sampled_from(MODES),
@@ -56,7 +51,7 @@ def counts(rig: Rig) -> tuple[int, int]:
 def test_tokens_are_those_without(
     errs: float,
     repeats: float,
-    requests: list[tuple[int, int, int, int]],
+    requests: Requests,
     lookup_tokens: int,
     row_cost: float,
     place: dict[str, Any],
@@ -67,12 +62,7 @@ def test_tokens_are_those_without(
     **options: Any,
 ) -> None:
     """Whether it is right always, never, or at times; in few pages, beside lookups, and when it fails."""
-    rng = np.random.default_rng(7)
-    stem = rng.integers(0, 4, 30).tolist()
-    calls = [
-        call(str(i), [*stem[:length]], max(count, PARAMS[kind].get("min_tokens", 0)), **PARAMS[kind])
-        for i, (kind, length, count, _) in enumerate(requests)
-    ]
+    calls = calls_of(requests)
     options |= {"repeats": repeats, "eos": EOS, **place}
     config = fake_config(pages=pages, states=states)
     expected = answers(make_rig(config, **options), calls)

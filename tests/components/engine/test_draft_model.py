@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,15 @@ from shortfin_apps.llm.components.engine.drafter import MAX_FAILURES
 from shortfin_apps.llm.components.request.messages import FinishReason
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.errors import DeviceLostError
-from tests.components.engine.test_speculation import MODES, PARAMS, PLACES, answers
+from tests.components.engine.test_speculation import (
+    MODES,
+    PLACES,
+    REQUESTS,
+    Requests,
+    answers,
+    calls_of,
+    counts,
+)
 from tests.components.engine_fixture import PROMPT, FakeDraft, Rig, call, make_draft, make_rig
 from tests.components.fake_device import fake_config, greedy_continuation
 
@@ -26,23 +33,11 @@ def drafting(draft: FakeDraft, **options: Any) -> Rig:
     return make_rig(fake_config(pages=64), draft=draft, **options)
 
 
-def counts(rig: Rig) -> tuple[int, int]:
-    found = rig.engine.stats().speculation
-    assert found is not None
-    return found.proposed, found.accepted
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     errs=st.floats(0, 1),
     repeats=st.sampled_from([0, 0.6]),
-    requests=st.lists(
-        st.tuples(
-            st.integers(0, len(PARAMS) - 1), st.integers(1, 30), st.integers(1, 24), st.integers(0, 20)
-        ),
-        min_size=1,
-        max_size=6,
-    ),
+    requests=REQUESTS,
     max_tokens=st.integers(1, 9),
     lookup_tokens=st.sampled_from([0, 3]),
     costs=st.sampled_from([(0, 0), (0.01, 0.1), (0.1, 0.4)]),
@@ -61,7 +56,7 @@ def counts(rig: Rig) -> tuple[int, int]:
 def test_tokens_are_those_without(
     errs: float,
     repeats: float,
-    requests: list[tuple[int, int, int, int]],
+    requests: Requests,
     max_tokens: int,
     lookup_tokens: int,
     costs: tuple[float, float],
@@ -77,12 +72,7 @@ def test_tokens_are_those_without(
     **options: Any,
 ) -> None:
     """Whether it is right always, never, or at times; in few pages, beside lookups, and when it fails."""
-    rng = np.random.default_rng(7)
-    stem = rng.integers(0, 4, 30).tolist()
-    calls = [
-        call(str(i), [*stem[:length]], max(count, PARAMS[kind].get("min_tokens", 0)), **PARAMS[kind])
-        for i, (kind, length, count, _) in enumerate(requests)
-    ]
+    calls = calls_of(requests)
     options |= {"repeats": repeats, "eos": EOS, "prefix_cache": prefix_cache, **place}
     config = fake_config(pages=pages[0], window=windows[0])
     expected = answers(make_rig(config, **options), calls)

@@ -62,6 +62,29 @@ PARAMS: list[dict[str, Any]] = [
     {"bad_words": ((5,), (6, 7)), "temperature": 0.5, "seed": 1},
     {"forced_token_ids": (1, 2, 3, 1, 2, 3, 1, 2), "logprobs": 0},
 ]
+# Of each: which of PARAMS, the lengths of prompt and answer, and the step before which it arrives.
+Requests = list[tuple[int, int, int, int]]
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, len(PARAMS) - 1), st.integers(1, 30), st.integers(1, 24), st.integers(0, 20)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def counts(rig: Rig) -> tuple[int, int]:
+    """Return how many tokens were proposed, and how many of them accepted."""
+    found = rig.engine.stats().speculation
+    assert found is not None
+    return found.proposed, found.accepted
+
+
+def calls_of(requests: Requests) -> list[GenerateCall]:
+    """Create the requests, whose prompts have the same beginning."""
+    stem = np.random.default_rng(7).integers(0, 4, 30).tolist()
+    return [
+        call(str(i), [*stem[:length]], max(count, PARAMS[kind].get("min_tokens", 0)), **PARAMS[kind])
+        for i, (kind, length, count, _) in enumerate(requests)
+    ]
 
 
 def answers(rig: Rig, calls: list[GenerateCall], arrivals: list[int] | None = None) -> dict[str, Any]:
@@ -96,13 +119,7 @@ def of(deltas: list[Delta], wanted: GenerateCall) -> list[Delta]:
 @settings(max_examples=150, deadline=None)
 @given(
     repeats=st.floats(0, 1),
-    requests=st.lists(
-        st.tuples(
-            st.integers(0, len(PARAMS) - 1), st.integers(1, 30), st.integers(1, 24), st.integers(0, 20)
-        ),
-        min_size=1,
-        max_size=6,
-    ),
+    requests=REQUESTS,
     max_tokens=st.integers(0, 9),
     jump_ahead=st.booleans(),
     row_cost=st.sampled_from([0, 0.01, 0.2]),
@@ -117,7 +134,7 @@ def of(deltas: list[Delta], wanted: GenerateCall) -> list[Delta]:
 )
 def test_tokens_are_those_without(
     repeats: float,
-    requests: list[tuple[int, int, int, int]],
+    requests: Requests,
     max_tokens: int,
     jump_ahead: bool,
     row_cost: float,
@@ -127,12 +144,7 @@ def test_tokens_are_those_without(
     **options: Any,
 ) -> None:
     """For a model that repeats itself never, always, or something between; beside others, in few pages."""
-    rng = np.random.default_rng(7)
-    stem = rng.integers(0, 4, 30).tolist()
-    calls = [
-        call(str(i), [*stem[:length]], max(count, PARAMS[kind].get("min_tokens", 0)), **PARAMS[kind])
-        for i, (kind, length, count, _) in enumerate(requests)
-    ]
+    calls = calls_of(requests)
     arrivals = [arrival for *_, arrival in requests]
     options |= {"repeats": repeats, "eos": frozenset({11}), **place}
 

@@ -14,12 +14,12 @@ from tests.builder.drafting_model import (
     DRAFTING,
     EAGLE,
     OF_LATENTS,
-    OPTIONS,
     PLAIN,
     SHARING_HEAD,
     check_drafts,
     check_unknown,
 )
+from tests.builder.hybrid_model import OPTIONS
 from tests.hip import EmulatedGpus
 from tests.runtimes import needs_shortfin
 
