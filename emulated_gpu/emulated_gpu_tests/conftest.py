@@ -1,25 +1,19 @@
-"""The emulated GPU in this process: two devices, whose settings tests change by commands."""
+"""Fixtures of the emulated GPU, and the mark of tests that need it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from emulated_gpu.control import Control
-from emulated_gpu.library import EmulatedGpu
-
-# A process has the devices of whoever loads the library first, so other tests of the process use the same.
-SETTINGS = EmulatedGpu(devices=2)
+from emulated_gpu_tests.devices import SETTINGS, loaded
 
 
 @pytest.fixture(scope="session")
 def control() -> Control:
-    """The library, loaded with two gfx942."""
-    os.environ.update(SETTINGS.environment())
-    return Control()
+    return loaded()
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ DTYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtype
 FP8 = {
     "gfx942": ("f8E4M3FNUZ", ml_dtypes.float8_e4m3fnuz),
     "gfx950": ("f8E4M3FN", ml_dtypes.float8_e4m3fn),
-    "gfx1201": ("f8E4M3FN", ml_dtypes.float8_e4m3fn),
+    **dict.fromkeys(("gfx1200", "gfx1201"), ("f8E4M3FN", ml_dtypes.float8_e4m3fn)),
 }
 # Largest error from the rounding of sums, relative to the sum of absolute values.
 ROUNDING = {"f32": 1e-6, "f16": 1e-6, "bf16": 1e-6, "fp8": 1e-6, "i8": 0}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from emulated_gpu.control import Control
-from emulated_gpu_tests.conftest import SETTINGS
+from emulated_gpu_tests.devices import SETTINGS
 from emulated_gpu_tests.hip.api import Handle, Hip
 
 STREAMS = st.integers(0, 7)

@@ -11,7 +11,7 @@ import numpy as np
 from tinygrad.renderer.amd.dsl import EXEC_HI, NULL, s, v
 
 from emulated_gpu.chips import CHIPS, Chip
-from emulated_gpu.library import build_library
+from emulated_gpu_tests.devices import loaded
 
 _SIGNAL_BARRIER = bytes.fromhex(
     "c14e80be"
@@ -270,7 +270,7 @@ class DeviceMemory:
     """A live allocation with the given content, freed with this object. `array` shows it as it is."""
 
     def __init__(self, content: np.ndarray) -> None:
-        library = ctypes.CDLL(str(build_library()))
+        library = loaded().library
         pointer = ctypes.c_void_p()
         content = np.ascontiguousarray(content)
         assert library.hipMalloc(ctypes.byref(pointer), ctypes.c_size_t(content.nbytes)) == 0

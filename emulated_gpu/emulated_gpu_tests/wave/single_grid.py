@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emulated_gpu.chips import Chip
-from emulated_gpu.control import Control, Finding
-from emulated_gpu.library import build_library
+from emulated_gpu.control import Finding
 from emulated_gpu.translate import translate_code
 from emulated_gpu.translate.program import Class
+from emulated_gpu_tests.devices import loaded
 
 _COUNTERS = (
     *("loaded_bytes", "stored_bytes", "loaded_lines", "stored_lines", "unique_loaded_bytes"),
@@ -69,11 +69,11 @@ def run_grid(
     v0 starts as x | y << 10 | z << 20 of a lane in its workgroup.
     Clears the findings of this process. Raises ValueError if the program cannot be loaded.
     """
-    control = Control()
+    control = loaded()
     control.clear_report()
     run = _Run(workgroups, workgroup or (chip.lanes, 1, 1), max_instructions, seed, 1, resident, threads)
     error = ctypes.create_string_buffer(300)
-    library = ctypes.CDLL(str(build_library()))
+    library = control.library
     library.single_grid_run.restype = ctypes.c_bool
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "program"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from emulated_gpu.chips import Chip
-from emulated_gpu.library import build_library
 from emulated_gpu.translate import translate_code
+from emulated_gpu_tests.devices import loaded
 
 NUM_VGPRS = 520
 NUM_LANES = 64
@@ -60,7 +59,7 @@ class Wave:
 
         Sets `status` to 0 or a value of `enum launch_status` in wave/launch.h.
         """
-        library = _library()
+        library = loaded().library
         registers = _Registers(scc=self.scc, mode=self.mode)
         views = [(np.ctypeslib.as_array(getattr(registers, name)), getattr(self, name)) for name in _ARRAYS]
         for inside, outside in views:
@@ -82,11 +81,6 @@ class Wave:
         self.lds[:] = np.ctypeslib.as_array(lds)[: self.lds.size]
         self.scc, self.mode = registers.scc, registers.mode
         self.status, self.executed = registers.status, registers.executed
-
-
-@functools.cache  # avoids reading its sources for each run
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL(str(build_library()))
 
 
 _ARRAYS = ("v", "v_defined", "s", "s_defined")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from emulated_gpu.chips import Chip
-from emulated_gpu.control import Control, Finding
+from emulated_gpu.control import Finding
+from emulated_gpu_tests.devices import loaded
 from emulated_gpu_tests.wave.memory_code import ALL_CHIPS, CDNA, RDNA4, Code, DeviceMemory, dwords_of
 from emulated_gpu_tests.wave.single_wave import Wave
 
@@ -58,7 +59,7 @@ def scattered(chip: Chip, size: int, seed: int = 1) -> np.ndarray:
 
 def findings() -> tuple[Finding, ...]:
     """The findings since the last call."""
-    control = Control()
+    control = loaded()
     found = control.report().findings
     control.clear_report()
     return found
