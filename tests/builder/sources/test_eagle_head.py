@@ -166,6 +166,8 @@ def test_only_heads_are_taken_for_heads(family: GoldenFamily, tmp_path: Path) ->
     assert not is_eagle_head("random:tiny")
     with pytest.raises(BuildError, match="is no EAGLE-3 head"):
         open_with_head(HfDirectorySource(model), str(model), QuietProgress())
+    with pytest.raises(BuildError, match="no such directory; give an EAGLE-3 head's"):
+        open_with_head(HfDirectorySource(model), str(tmp_path / "nothing"), QuietProgress())
 
 
 def without(name: str) -> Callable[[Tensors], None]:

@@ -64,6 +64,9 @@ def open_with_head(
     model: ModelSource, source: str, progress: BuildProgress, accepted: Collection[str] = ()
 ) -> ModelSource:
     """Return the model with the EAGLE-3 head that `source` names as its draft layer. Raises BuildError."""
+    directory = _path_of(source)
+    if not (_is_repository(source) or directory.is_dir()):
+        raise BuildError(f"{source}: no such directory; give an EAGLE-3 head's, or hf:ORG/NAME")
     if not is_eagle_head(source):
         raise BuildError(
             f"{source}: is no EAGLE-3 head, the only kind of draft model that is built into a model; "
@@ -71,7 +74,6 @@ def open_with_head(
         )
     from shortfin_apps.llm.builder.sources.eagle_head import EagleHeadSource
 
-    directory = _path_of(source)
     if _is_repository(source):
         from shortfin_apps.llm.builder.sources.hf_hub import fetch_head
 
