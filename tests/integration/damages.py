@@ -22,6 +22,7 @@ from shortfin_apps.llm.artifact.file_record import record
 from shortfin_apps.llm.builder.graph import rotary
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.invocation.batch_runner import Array
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables, PageList
@@ -74,11 +75,16 @@ def flip_weight(bit: int) -> Callable[[Path], None]:
 
 def spoil_rare_token(directory: Path) -> None:
     """Makes the first number of the embedding of RARE NaN, in `random:tiny`."""
-    built = _built(directory)
-    pair = RandomTinySource().tensor("token_embd.weight")[RARE, :2].astype(ml_dtypes.bfloat16).tobytes()
-    content = built.parameters.read_bytes()
-    offset = content.index(pair, built.offset("token_embd.weight"))  # side by side in every layout
-    change(built.parameters, offset, BF16_NAN.to_bytes(2, "little"))
+    built, name = _built(directory), "token_embd.weight"
+    layout = weight_layout(name, built.spec, built.options, resolve_target(built.options.device))
+    sound = RandomTinySource().tensor(name)
+    spoiled = sound.copy()
+    spoiled[RARE, 0] = np.nan
+    stored = [layout.store(each)[0].astype(ml_dtypes.bfloat16).ravel() for each in (sound, spoiled)]
+    [place] = np.flatnonzero(np.isnan(stored[1]))  # as the CPU's kernels read the matrix
+    start = built.offset(name)
+    assert built.parameters.read_bytes()[start:].startswith(stored[0].tobytes())
+    change(built.parameters, start + 2 * int(place), BF16_NAN.to_bytes(2, "little"))
 
 
 def spoil_norm(directory: Path) -> None:
