@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.lowering import lowering
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.contract.host_cpu import HostCpu, decisive_features
+from shortfin_apps.llm.contract.host_cpu import HostCpu, decisive_features, this_host
 from shortfin_apps.llm.contract.iree_release import OF_SHORTFIN, Release
 from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.kv_layout import KVType
@@ -184,6 +184,16 @@ def test_a_program_for_another_cpu_says_what_it_needs(build_tiny: BuildTiny) -> 
     target = resolve_target(options.device)
     assert manifest.program.target.architecture == "arm_64"
     assert frozenset(manifest.program.target.features) == target.features
+
+
+def test_the_last_mention_of_a_feature_counts() -> None:
+    """As of a virtual machine that has less than its CPU's model, with IREE 3.13."""
+    assert target_module._enabled("+avx512bf16,+avx2,+amx-tile,-avx512bf16,-amx-tile,-sha") == {"avx2"}
+    assert target_module._enabled("") == set()
+
+
+def test_this_host_has_what_is_compiled_for_it() -> None:
+    assert this_host().missing(sorted(resolve_target("cpu").features)) == []
 
 
 def test_an_unknown_cpu_is_refused() -> None:

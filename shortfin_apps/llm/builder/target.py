@@ -175,6 +175,15 @@ def _number(chip: str) -> int:
     return int(chip.removeprefix("sm_").removesuffix("a"))
 
 
+def _enabled(features: str) -> set[str]:
+    """Return the features that LLVM's list enables: "+a,-b", of which the last mention of a name counts.
+
+    IREE 3.13 lists those of the CPU's model, then what the host has of them: a virtual machine may have less.
+    """
+    states = {name[1:]: name.startswith("+") for name in features.split(",") if name}
+    return {name for name, is_enabled in states.items() if is_enabled}
+
+
 def _with_implied(features: set[str]) -> frozenset[str]:
     """Add the implied features that select kernels.
 
@@ -224,8 +233,7 @@ def _probe_cpu(device: str, cpu: str, triple: str | None) -> Target | None:
     if probe.returncode or not found or "Unknown CPU" in probe.stderr:
         return None
     attributes = dict(re.findall(r'(\w+) = "([^"]*)"', found[2]))
-    names = attributes.get("cpu_features", "").split(",")
-    features = _with_implied({name[1:] for name in names if name.startswith("+")})
+    features = _with_implied(_enabled(attributes.get("cpu_features", "")))
     if cpu == "host" and not permit_amx():
         features = frozenset(name for name in features if not name.startswith("amx"))
     return Target(device, flags, found[1].removeprefix("embedded-elf-"), attributes.get("cpu", ""), features)
