@@ -26,7 +26,6 @@ from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.draft_layer import DraftLayer
 from shortfin_apps.llm.components.engine.drafter import MAX_FAILURES
 from shortfin_apps.llm.components.engine.engine import Engine
-from shortfin_apps.llm.components.invocation.launch import Launch
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.components.sampling.candidates import Candidates
@@ -104,18 +103,20 @@ class Teller(DraftLayer):
     def num_worth(self, request: Request, least: float, most: int) -> int:
         return 0 if self.has_given_up else max(0, min(most, 1 + len(request.token_ids) % 7))
 
-    def _queue_draws(self, launch: Launch, number: int) -> None:
+    def _queue_round(self, requests: Sequence[Request], number: int) -> None:
         """Replace the tokens that are drawn, in the device's table."""
-        super()._queue_draws(launch, number)
+        known = len(self._queued)
+        super()._queue_round(requests, number)
         super()._drawn()  # they are in the table
-        result, device = self._runner.result(launch), self._runner._device
-        buffers = self._runner.slots.buffers
+        buffers, device = self._runner.slots.buffers, self._runner._device
         table = device.download(buffers["last_tokens"]).copy()
-        for index, task in enumerate(launch.batch.tasks):
-            if not number:
-                row = result.row(index, with_logits=False)
-                self.rows.append((list(task.request.token_ids), row))
-            table[self._place(task.request, number)] = max(0, self._told(task.request, number))
+        for launch, _ in self._queued[known:]:
+            result = self._runner.result(launch)
+            for index, task in enumerate(launch.batch.tasks):
+                if not number:
+                    row = result.row(index, with_logits=False)
+                    self.rows.append((list(task.request.token_ids), row))
+                table[self._place(task.request, number)] = max(0, self._told(task.request, number))
         buffers["last_tokens"] = device.upload(table)
 
     def _drawn(self) -> Mapping[Request, Sequence[int]]:

@@ -120,9 +120,9 @@ class Adjusting:
             for request, end in zip(self.requests, ends, strict=True)
         ]
         fields = array("q", [0] * 6)
-        arrays, buffers = self.arguments.of(
-            shape, tasks, [0, 1], lambda _: fields, self.edits if edits is None else edits, stores=stores
-        )
+        edits = self.edits if edits is None else edits
+        slots = None if stores else ()
+        arrays, buffers = self.arguments.of(shape, tasks, [0, 1], lambda _: fields, edits, slots=slots)
         assert arrays.keys() == buffers.keys()
         return {name: values.tolist() for name, values in arrays.items()}
 

@@ -26,12 +26,11 @@ from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.engine.drafter import Drafter, DraftError, DraftOptions
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch
-from shortfin_apps.llm.components.invocation.row_draws import padded_draws
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.device_sampling import device_fields
-from shortfin_apps.llm.contract.abi import EntryFamily, Layout
+from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.errors import DeviceLostError
 
 
@@ -40,30 +39,30 @@ class DraftLayer(Drafter):
 
     NAME = "draft layer"
 
+    def __init__(self, runner: BatchRunner, cache: KVCache, options: DraftOptions) -> None:
+        super().__init__(runner, cache, options)
+        # Invocations of the last draft and their draws, until the host knows the tokens.
+        self._queued: list[tuple[Launch, list[DrawLaunch]]] = []
+
     def num_worth(self, request: Request, least: float, most: int) -> int:
         """Draft nothing while other known tokens than the last have to be computed, as after forced ones."""
         is_behind = request.num_planned < len(request.token_ids) - 1
         return 0 if is_behind else super().num_worth(request, least, most)
 
-    def __init__(self, runner: BatchRunner, cache: KVCache, options: DraftOptions) -> None:
-        super().__init__(runner, cache, options)
-        self._launches: list[Launch] = []  # of the last draft, until the host knows its tokens
-        self._draws: list[tuple[Sequence[Request], DrawLaunch]] = []
-
     def learn(self, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> None:
         """Wait for the tokens of the last draft; those after a row that is not finite are given up."""
-        if not self._launches:
+        if not self._queued:
             return
         try:
             with self._counting_time():
                 drafted = self._drawn()
         except Exception as error:
+            self._abandon(waits=not isinstance(error, DeviceLostError))
             self._count_failure(error)
             if isinstance(error, DeviceLostError):
                 raise
             raise DraftError(f"an invocation of the {self.NAME} failed") from error
-        finally:
-            self._launches, self._draws = [], []
+        self._queued = []
         self._failures = 0
         for request, tasks in proposed.items():
             finite = list(takewhile(lambda token_id: token_id >= 0, drafted[request]))
@@ -76,11 +75,11 @@ class DraftLayer(Drafter):
     def _drawn(self) -> Mapping[Request, Sequence[int]]:
         """Wait for the last draft, and return each request's tokens; -1 for a row that is not finite."""
         drafted: dict[Request, list[int]] = defaultdict(list)
-        for launch in self._launches:
+        for launch, draws in self._queued:
             self._runner.wait(launch)
-        for requests, draw in self._draws:
-            for request, token_id in zip(requests, self._runner.drawn(draw), strict=True):
-                drafted[request].append(token_id)
+            for draw in draws:
+                for row, token_id in zip(draw.rows, self._runner.drawn(draw), strict=True):
+                    drafted[launch.batch.tasks[row].request].append(token_id)
         return drafted
 
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
@@ -89,8 +88,8 @@ class DraftLayer(Drafter):
         try:
             for number in range(max(wanted.values())):
                 self._queue_round([r for r, count in wanted.items() if count > number], number)
-        except BaseException:
-            self._abandon()
+        except BaseException as error:
+            self._abandon(waits=not isinstance(error, DeviceLostError))
             raise
         return {r: [-1 - self._place(r, number) for number in range(count)] for r, count in wanted.items()}
 
@@ -101,29 +100,18 @@ class DraftLayer(Drafter):
             part = requests[first : first + most]
             tasks = [self._task(r, self._before(r, number), len(r.token_ids) - 1 + number) for r in part]
             launch = self._runner.launch(Batch(EntryFamily.DRAFT, tuple(tasks)))
-            self._launches.append(launch)
-            self._queue_draws(launch, number)
+            draws: list[DrawLaunch] = []
+            self._queued.append((launch, draws))
+            slots = [self._place(request, number) for request in part]
+            draws.extend(self._runner.launch_draws(launch, range(len(part)), self._fields, slots=slots))
 
-    def _queue_draws(self, launch: Launch, number: int) -> None:
-        """Queue the draws of a round's tokens into their places in the device's table."""
-        tasks, results = launch.batch.tasks, self._runner.results_in_flight(launch)
-        rows = list(range(len(tasks)))
-        while rows:
-            shape = self._runner.buckets.row_shape(Layout.SAMPLE, len(rows))
-            taken, rows = rows[: shape.rows], rows[shape.rows :]
-            requests = [tasks[row].request for row in taken]
-            slots = [self._place(request, number) for request in requests]
-            arrays = padded_draws(shape.rows, tasks, taken, self._fields, slots=slots)
-            draw = self._runner.launch_draw(results, shape, arrays, taken, is_recorded=False)
-            self._draws.append((requests, draw))
-
-    def _abandon(self) -> None:
-        """Wait for what is queued of a draft that cannot be completed."""
-        for launch in self._launches:
-            self._runner.abandon(launch)
-        for _, draw in self._draws:
-            self._runner.abandon(draw)
-        self._launches, self._draws = [], []
+    def _abandon(self, *, waits: bool) -> None:
+        """Give up what is queued of a draft that cannot be completed."""
+        for launch, draws in self._queued:
+            self._runner.abandon(launch, waits=waits)
+            for draw in draws:
+                self._runner.abandon(draw, waits=waits)
+        self._queued = []
 
     def _fields(self, request: Request) -> array[int]:
         return device_fields(request, self._runner.num_candidates, draws_rows=True)

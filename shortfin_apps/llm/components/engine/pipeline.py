@@ -293,8 +293,8 @@ class Pipeline:
     ) -> None:
         if rows and step.launch is not None:
             # One by one: each is waited for if the next one fails.
-            fields = self._sampler.device_fields
-            step.draws.extend(self._runner.launch_draws(step.launch, rows, fields, edits, stores=stores))
+            fields, slots = self._sampler.device_fields, None if stores else ()
+            step.draws.extend(self._runner.launch_draws(step.launch, rows, fields, edits, slots=slots))
 
     def _compute_terms(self, step: InFlight, rows: Sequence[int]) -> None:
         """Queue what the host needs of these rows besides their tokens; their draws must be queued."""

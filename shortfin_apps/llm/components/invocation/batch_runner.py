@@ -274,7 +274,7 @@ class BatchRunner:
         """Queue draws and wait for their tokens, which are not stored. Raises InvocationError."""
         launches: list[DrawLaunch] = []
         try:
-            launches.extend(self.launch_draws(launch, rows, fields, edits, stores=False))
+            launches.extend(self.launch_draws(launch, rows, fields, edits, slots=()))
             return [token_id for each in launches for token_id in self.drawn(each)]
         except BaseException:
             for each in launches:
@@ -288,12 +288,13 @@ class BatchRunner:
         fields: Fields,
         edits: Sequence[RowEdits] = (),
         *,
-        stores: bool = True,
+        slots: Sequence[int] | None = None,
     ) -> Iterator[DrawLaunch]:
         """Queue, one by one, entries that draw the tokens of `rows` of the last batch that was launched.
 
-        With `edits`, one for each row, the rows are adjusted first. Callers must check that `buckets` has
-        `sample` entries, or `adjusted_sample`.
+        With `edits`, one for each row, the rows are adjusted first. The device stores the tokens in `slots`
+        as `padded_draws` says, one for each row. Callers must check that `buckets` has `sample` entries, or
+        `adjusted_sample`.
         """
         results, tasks = self.results_in_flight(launch), launch.batch.tasks
         layout = Layout.ADJUSTED_SAMPLE if edits else Layout.SAMPLE
@@ -301,8 +302,12 @@ class BatchRunner:
             shape = self.buckets.row_shape(layout, len(rows))
             taken, rows = rows[: shape.rows], rows[shape.rows :]
             of_rows, edits = edits[: shape.rows], edits[shape.rows :]
-            arrays, given = self._draw_arguments.of(shape, tasks, taken, fields, of_rows, stores=stores)
-            yield self.launch_draw(results, shape, arrays, taken, given)
+            into = slots and slots[: shape.rows]
+            slots = slots and slots[shape.rows :]
+            arrays, given = self._draw_arguments.of(shape, tasks, taken, fields, of_rows, slots=into)
+            yield self.launch_draw(
+                results, shape, arrays, taken, given, is_recorded=launch.record is not None
+            )
 
     def launch_draw(
         self,

@@ -103,13 +103,14 @@ class DrawArguments:
         fields: Fields,
         edits: Sequence[RowEdits],
         *,
-        stores: bool,
+        slots: Sequence[int] | None = None,
     ) -> tuple[Mapping[str, Array], Mapping[str, DeviceBuffer]]:
         """Return the arguments, as arrays and on the device, by name; with `edits` of an `adjusted_sample`.
 
         Callers must then queue the draws, and call `forget` if that fails. Takes the parameters of
-        `padded_draws`, and the edits of each row. The tokens are stored in the requests' slots if `stores`.
+        `padded_draws`, and the edits of each row.
         """
+        stores = slots is None
         drawn = [tasks[row] for row in rows]
         seen = [self._seen(task, of_row, stores) for task, of_row in zip(drawn, edits, strict=False)]
         is_steady = bool(edits) and stores and all(counts is None for counts in seen)
@@ -117,7 +118,7 @@ class DrawArguments:
         kept = self._kept.get(rows[0]) if is_steady else None
         if kept is not None and kept.serves(shape.entry, rows, edits, seq_lens):
             return kept.take()
-        arrays = padded_draws(shape.rows, tasks, rows, fields, slots=None if stores else ())
+        arrays = padded_draws(shape.rows, tasks, rows, fields, slots=slots)
         if edits:
             arrays |= padded_edits(shape.rows, edits, seen, self._tables.vocab_size)
         buffers = {name: self._upload(array) for name, array in arrays.items()}
@@ -132,7 +133,7 @@ class DrawArguments:
         self._tables.forget()
 
     def _seen(self, task: LlmTaskInput, edits: RowEdits, stores: bool) -> TokenCounts | None:
-        """Return the counts of a row that the device lacks; a draw that `stores` nothing uses no table."""
+        """Return the counts of a row that the device lacks; a draw into no request's slot uses no table."""
         if not edits.has_penalties:
             return None
         return self._tables.count_next(task) if stores else counts_before(task)
