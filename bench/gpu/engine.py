@@ -68,12 +68,15 @@ def generate(engine: Engine, asked: Sequence[Sequence[int]], max_tokens: int) ->
     return list(tokens.values())
 
 
-def steady_steps(engine: Engine, model: Model, requests: int, sampling: str) -> Steps:
+def steady_steps(
+    engine: Engine, model: Model, requests: int, sampling: str, tokens_each: int = MEASURED_TOKENS
+) -> Steps:
     """Measure decodes of `requests` at once, around the model's context. Raises LlmError.
 
     The engine must be passed to `compute_prompts_first` before; `sampling` is a key of SAMPLINGS.
+    `tokens_each`: per request, if the context is long enough.
     """
-    measured, context = min(MEASURED_TOKENS, model.context // 4), model.context
+    measured, context = min(tokens_each, model.context // 4), model.context
     length = context - measured // 2 - UNMEASURED_TOKENS
     max_tokens = measured + UNMEASURED_TOKENS
     _add(engine, prompts(model.spec.vocab_size, requests, length), max_tokens, sampling)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from bench.gpu.tiny_models import tiny_models
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.delta_net import DeltaNet
+from shortfin_apps.llm.model.draft_layer import DraftLayer
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.kv_layout import KVType
 from shortfin_apps.llm.model.rope import Llama3Scaling, Rope, YarnScaling, yarn_attention_factor
@@ -124,6 +125,12 @@ _LLAMA = Model(
     prefills=((1, 320), (1, 512), (1, 2048)),
     extends=((256, 0), (256, 64), *_ROWS_ALONE),
 )
+# As most models with a draft layer have it: one more layer, over the model's embedding and head.
+_LLAMA_DRAFTS = replace(
+    _LLAMA,
+    spec=replace(_LLAMA.spec, name="llama-3.1-8b-drafts", draft=DraftLayer(blocks=_LLAMA.spec.layers[0])),
+    options=replace(_LLAMA.options, decode_batch_sizes=(1, 8, 64), decode_loop_sizes=(1, 8, 64)),
+)
 
 _GPT_OSS_ATTENTION = Attention(
     heads=64,
@@ -214,4 +221,5 @@ _HYBRID = Model(
 )
 _TINY = [_tiny(spec, options) for spec, options in tiny_models()]
 
-MODELS: Mapping[str, Model] = {model.name: model for model in (*_TINY, _SMOLLM2, _LLAMA, _GPT_OSS, _HYBRID)}
+_TIMED = (_SMOLLM2, _LLAMA, _LLAMA_DRAFTS, _GPT_OSS, _HYBRID)
+MODELS: Mapping[str, Model] = {model.name: model for model in (*_TINY, *_TIMED)}

@@ -24,6 +24,7 @@ from typing import cast
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
+from bench.gpu.drafting import predictable
 from bench.gpu.engine import generate
 from bench.gpu.environment import FACTS, MODELS, SOURCE, WHEELS, PackError
 from bench.gpu.models import Model
@@ -129,11 +130,11 @@ def pack_model(model: Model, folder: Path) -> None:
 
 
 def parameters(model: Model, target: Target) -> Iterator[Parameter]:
-    """Yield the parameters that the model's program reads on the target."""
+    """Yield the parameters that the model's program reads on the target, with their noise."""
     for weight, shape in weight_shapes(model.spec).items():
         layout = weight_layout(weight, model.spec, model.options, target)
         for name, (stored, dtype) in stored_types(layout, weight, shape).items():
-            yield Parameter(name, stored, dtype, features=shape[-1])
+            yield predictable(model.spec, Parameter(name, stored, dtype, features=shape[-1]))
 
 
 def expected_tokens(model: Model) -> list[list[int]]:

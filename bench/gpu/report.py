@@ -39,6 +39,7 @@ def document(records: Sequence[Record]) -> Iterator[str]:
         ("Entries", _entries(records)),
         ("Engine, steady decode", _engine(records)),
         ("Engine, mixed traffic", _mixed(records)),
+        ("Engine, drafts of the model's own layer", _drafts(records)),
         ("HTTP server", _http(records)),
         ("Transformers", _transformers(records)),
         ("Failed or left out", _failures(records)),
@@ -140,6 +141,23 @@ def _mixed(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
             f"{each['tokens_per_s']:,.0f}",
             f"{each['tokens_per_s'] / plain[key]:.2f}" if key in plain else "",
             "" if each["busy"] is None else f"{each['busy']:.0%}",
+        )
+
+
+def _drafts(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
+    """Yield rows with the speed relative to decodes without drafts."""
+    yield "model", "rounds", "requests", "step ms", "drafts a step", "of them right", "tokens/s", "ratio"
+    found = list(_part(records, "drafts"))
+    plain = {(each["model"], each["requests"]): each for each in found if each["rounds"] == "off"}
+    for each in found:
+        without = plain.get((each["model"], each["requests"]))
+        proposed = each.get("proposed")
+        yield (
+            *(each["model"], each["rounds"], f"{each['requests']:,}", f"{each['step_ms']:.2f}"),
+            f"{proposed / each['steps'] / each['requests']:.1f}" if proposed else "",
+            f"{each['accepted'] / proposed:.0%}" if proposed else "",
+            f"{each['tokens_per_s']:,.0f}",
+            f"{each['tokens_per_s'] / without['tokens_per_s']:.2f}" if without else "",
         )
 
 

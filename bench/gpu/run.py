@@ -22,9 +22,9 @@ from bench.gpu.report import write_report
 from bench.gpu.weights import complete
 from shortfin_apps.llm.contract.iree_release import runtime_release
 
-PARTS = ("tokens", "entries", "engine", "http", "transformers")
+PARTS = ("tokens", "entries", "engine", "drafts", "http", "transformers")
 RESULTS = "results.jsonl"
-IN_PROCESS = ("entries", "engine")  # run one after the other with weights loaded once
+IN_PROCESS = ("entries", "engine", "drafts")  # run one after the other with weights loaded once
 TORCH = "import torch, transformers, sys; sys.exit(not torch.cuda.is_available())"
 
 

@@ -30,6 +30,7 @@ from shortfin_apps.llm.builder.sources.random_tiny import (
     SPECIAL_TOKENS,
     RandomTinySource,
 )
+from shortfin_apps.llm.builder.weights.layout import PANEL
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
 
@@ -44,12 +45,18 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the program; `features` is the number of input features of its weight."""
+    """A parameter of the program; `features` is the number of input features of its weight.
+
+    `deviation` is the standard deviation of its noise, relative to other parameters. With `is_identity`, the
+    noise is added to an identity matrix.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     features: int
+    deviation: float = 1.0
+    is_identity: bool = False
 
 
 PARAMETER_LIST = TypeAdapter(list[Parameter])
@@ -100,11 +107,25 @@ def _noise(parameter: Parameter) -> bytes | memoryview:
     if parameter.name.endswith("ssm_steps.bias"):  # only negative ones, or states grow
         values = -np.abs(values)
     elif len(parameter.shape) == 1:  # a norm, or scales of an 8-bit float weight
-        values = 1 + 0.1 * values
+        values = 1 + np.float32(0.1 * parameter.deviation) * values
     else:
-        values *= 1 / np.float32(np.sqrt(parameter.features)) / (QUANT_DEVIATION if is_term else 1)
+        values *= np.float32(parameter.deviation / np.sqrt(parameter.features))
+        values /= QUANT_DEVIATION if is_term else 1
+    if parameter.is_identity:
+        _add_identity(values)
     stored: Array = values.astype(dtype)
     return stored.view(np.uint8).reshape(-1).data
+
+
+def _add_identity(values: Array) -> None:
+    """Add an identity matrix in place to a weight, row-major or in panels (builder/weights/layout.py)."""
+    if values.ndim == 2:
+        features = np.arange(len(values))
+        values[features, features] += 1
+    else:
+        panels, _, width = values.shape
+        features, pair = np.arange(panels * PANEL), width // PANEL
+        values[features // PANEL, features // pair, features % PANEL * pair + features % pair] += 1
 
 
 def _made_ahead(parameters: Sequence[Parameter]) -> Iterator[bytes | memoryview]:

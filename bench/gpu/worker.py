@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu import adjusted as adjusted_part
+from bench.gpu import drafting as drafting_part
 from bench.gpu import engine as engine_part
 from bench.gpu import entries as entries_part
 from bench.gpu import loops as loops_part
@@ -38,7 +39,7 @@ from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.errors import LlmError
-from shortfin_apps.llm.serving.engine_settings import EngineSettings
+from shortfin_apps.llm.serving.engine_settings import EngineSettings, Speculative
 from shortfin_apps.llm.serving.loading import ModelFacts, make_engine
 from shortfin_apps.llm.serving.speculative_loading import DraftFiles
 
@@ -105,6 +106,8 @@ def _measure_in_process(model: Model, args: argparse.Namespace, emit: Emit) -> N
                 _measure_engine(model, device, artifact, depth, pages, emit)
             for mode, depth in product(BATCH_MODES, _depths(device)):
                 _measure_mixed(model, device, artifact, mode, depth, pages, emit)
+        if "drafts" in args.parts and model.spec.draft is not None:
+            _measure_drafts(model, device, artifact, emit)
         if "engine" in args.parts and _adjusts(device):
             on_host = device.without(adjusted_part.ENTRIES)
             _measure_engine(model, on_host, artifact, 0, pages, emit, suffix=ROWS_ON_HOST)
@@ -123,7 +126,7 @@ def _compare_tokens(
             BatchSettings(batch_mode=mode),
             pages,
             tokens_part.PROMPTS,
-            speculates=speculates,
+            speculative="ngram" if speculates else "off",
         )
         tokens = engine_part.generate(engine, tokens_part.make_prompts(model), tokens_part.MAX_TOKENS)
         stats = engine.stats()
@@ -213,6 +216,22 @@ def _measure_engine(
         )
 
 
+def _measure_drafts(model: Model, device: OneProgram, artifact: Artifact, emit: Emit) -> None:
+    """Measure steady decodes with and without drafts; the first ones make the rates of acceptance known."""
+    pages, most = drafting_part.pages(model), max(engine_part.sizes(model))
+    for kind in drafting_part.ROUNDS:
+        gc.collect()  # frees the memory of earlier measurements
+        speculative: Speculative = "off" if kind == "off" else "mtp"
+        settings = engine_part.WIDE_PREFILLS
+        with drafting_part.rounds(kind):
+            engine = _engine(model, device, artifact, 1, settings, pages, most, speculative=speculative)
+            engine_part.compute_prompts_first(engine)
+            drafting_part.measure(engine, model, 1)
+            for requests in engine_part.sizes(model):
+                found = drafting_part.measure(engine, model, requests)
+                emit({"part": "drafts", "model": model.name, "rounds": kind, **found})
+
+
 def _measure_mixed(
     model: Model,
     device: OneProgram,
@@ -255,20 +274,17 @@ def _engine(
     pages: int,
     max_running: int,
     *,
-    speculates: bool = False,
+    speculative: Speculative = "off",
 ) -> Engine:
-    """Create an engine; `speculates` uses prompt lookup, and the model as its own draft at no cost.
-
-    A model with states cannot be a draft.
-    """
+    """Create an engine; with `ngram`, the model is also its own draft at no cost, unless it has states."""
     draft = DraftFiles(
         config=artifact.config, vmfb=artifact.vmfb, parameters=artifact.parameters, round_cost=0
     )
     can_draft = "state" not in artifact.config.pools
-    facts = ModelFacts(draft_model=draft if speculates and can_draft else None)
+    facts = ModelFacts(draft_model=draft if speculative == "ngram" and can_draft else None)
     options = EngineSettings(
         device=device.kind,
-        speculative="ngram" if speculates else "off",
+        speculative=speculative,
         batching=mode,
         prefix_cache="none",
         pipeline_depth=depth,
