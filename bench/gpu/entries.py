@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from bench.gpu.models import Model
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending, Program
-from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.abi import EntryFamily, SamplingField
 from shortfin_apps.llm.tools.bench.roofline.cases import Plan, make_batch
 
 MIN_CALLS = 5
@@ -67,13 +68,15 @@ class RecordedProgram:
 
 
 def cases(model: Model, *, has_extend: bool) -> Iterator[Case]:
-    """Yield a full batch of every decode entry, the model's prefills, and its extends."""
+    """Yield a full batch of every decode and draft entry, the model's prefills, and its extends."""
     stride = model.options.block_seq_stride
     for rows in model.options.decode_batch_sizes:
         plan = Plan(EntryFamily.DECODE, rows, 1, model.context)
         yield Case(make_batch(plan, stride), rows, model.context)
     for rows, tokens in model.prefills:
         yield Case(make_batch(Plan(EntryFamily.PREFILL, rows, tokens, tokens), stride), rows * tokens, tokens)
+    for rows in model.options.decode_batch_sizes if model.spec.draft else ():
+        yield Case(make_batch(Plan(EntryFamily.DRAFT, rows, 1, model.context), stride), rows, model.context)
     for prompt, decodes in model.extends if has_extend else ():
         yield Case(_extend(prompt, decodes, model.context, stride), prompt + decodes, model.context)
 
@@ -114,6 +117,21 @@ def measure_logprobs(
     def run() -> None:
         for each in runner.launch_logprobs(launch, slots):
             runner.terms(each)
+
+    return _times(case, run, program, sample_s)
+
+
+def measure_draws(
+    case: Case, runner: BatchRunner, program: RecordedProgram, sample_s: float
+) -> dict[str, Any]:
+    """Return the same of the `sample` entry that draws greedy tokens from a decode's rows."""
+    runner.slots.resize(case.rows)
+    launch = runner.launch(case.batch)
+    fields = array("q", [0] * len(SamplingField))
+    fields[SamplingField.TOP_K] = 1
+
+    def run() -> None:
+        runner.draw(launch, range(case.rows), lambda _: fields, ())
 
     return _times(case, run, program, sample_s)
 

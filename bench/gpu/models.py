@@ -130,6 +130,8 @@ _LLAMA_DRAFTS = replace(
     _LLAMA,
     spec=replace(_LLAMA.spec, name="llama-3.1-8b-drafts", draft=DraftLayer(blocks=_LLAMA.spec.layers[0])),
     options=replace(_LLAMA.options, decode_batch_sizes=(1, 8, 64), decode_loop_sizes=(1, 8, 64)),
+    prefills=(),
+    extends=tuple((0, rows) for rows in (1, 2, 4, 6, 8, 9, 16, 32, 64, 128, 256)),
 )
 
 _GPT_OSS_ATTENTION = Attention(

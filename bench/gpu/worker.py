@@ -181,8 +181,9 @@ def _measure_entries(
         emit({"part": "entries", "model": model.name, **figures})
     for case in cases if runner.buckets.computes_logprobs else ():
         if case.batch.family is EntryFamily.DECODE:
-            figures = entries_part.measure_logprobs(case, runner, program, sample_s)
-            emit({"part": "entries", "model": model.name, **figures})
+            for measure in (entries_part.measure_logprobs, entries_part.measure_draws):
+                figures = measure(case, runner, program, sample_s)
+                emit({"part": "entries", "model": model.name, **figures})
 
 
 def _measure_engine(

@@ -1,44 +1,40 @@
 from __future__ import annotations
 
-from contextlib import closing
+import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from bench.gpu import worker
 from bench.gpu.drafting import ROUNDS
 from bench.gpu.models import MODELS, Model
-from bench.gpu.one_program import OneProgram
 from bench.gpu.pack import pack_model
 from bench.gpu.weights import complete
-from bench.gpu.worker import _measure_drafts
-from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.engine.draft_layer import DraftLayer
-from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.model.draft_layer import DraftLayer as DraftBlocks
 
 pytestmark = pytest.mark.slow
 
-TINY = MODELS["random-tiny"]
-DRAFTING = replace(
-    TINY, is_timed=True, spec=replace(TINY.spec, draft=DraftBlocks(blocks=TINY.spec.layers[0]))
-)
 
-
-def drafted(model: Model, folder: Path) -> list[dict[str, Any]]:
+def measured(folder: Path, monkeypatch: pytest.MonkeyPatch, parts: str) -> list[dict[str, Any]]:
+    """Measure random:tiny with a draft layer on this CPU."""
+    spec = replace(MODELS["random-tiny"].spec, draft=DraftBlocks(blocks=MODELS["random-tiny"].spec.layers[0]))
+    model = replace(MODELS["random-tiny"], is_timed=True, spec=spec).for_device("cpu")
+    monkeypatch.setitem(cast(dict[str, Model], MODELS), "drafting", model)
     pack_model(model, folder / "packed")
     complete(folder / "packed", folder / "whole")
-    artifact, records = Artifact.open(folder / "whole"), list[dict[str, Any]]()
-    with closing(open_device("cpu")) as device:
-        _measure_drafts(model, OneProgram(device, artifact), artifact, records.append)
-    return records
+    results = folder / "results.jsonl"
+    command = [parts, str(folder), "drafting", str(folder / "whole"), "--results", str(results)]
+    assert worker.main([*command, "--device", "cpu", "--sample-seconds", "0.01"]) == 0
+    return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
 
 
 def test_most_drafts_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a round takes as long as a decode, as here, engines would draft nothing."""
     monkeypatch.setattr(DraftLayer, "num_worth", lambda self, request, least, most: min(most, 3))
-    records = drafted(DRAFTING.for_device("cpu"), tmp_path)
+    records = [each for each in measured(tmp_path, monkeypatch, "drafts") if each["part"] == "drafts"]
     assert [(each["rounds"], each["requests"]) for each in records] == [
         (rounds, requests) for rounds in ROUNDS for requests in (1, 8)
     ]
@@ -46,3 +42,9 @@ def test_most_drafts_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(each["accepted"] > 0.5 * each["proposed"] > 0 for each in speculating)
     steps = {(each["rounds"], each["requests"]): each["steps"] for each in records}
     assert steps["queued", 8] == steps["waited for", 8] < steps["off", 8] / 2
+
+
+def test_draft_entries_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [each for each in measured(tmp_path, monkeypatch, "entries") if each["part"] == "entries"]
+    names = [each["entry"] for each in records if each["entry"].startswith("draft")]
+    assert names == ["draft_bs1", "draft_bs8"]

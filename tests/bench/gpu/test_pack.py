@@ -76,7 +76,9 @@ def test_every_entry_and_batch_size_is_timed(pack: Path, tmp_path: Path) -> None
         ("decode_loop_bs1", 1, 1),
         ("decode_loop_bs8", 8, 8),
         ("logprobs_bs1", 1, 1),
+        ("sample_bs1", 1, 1),
         ("logprobs_bs8", 8, 8),
+        ("sample_bs8", 8, 8),
     ]
     assert all(each[name] > 0 for each in entries for name in ("run_ms", "sync_ms", "queued_ms"))
     engine = [record for record in records if record["part"] == "engine"]
