@@ -218,7 +218,7 @@ def _measure_engine(
 
 
 def _measure_drafts(model: Model, device: OneProgram, artifact: Artifact, emit: Emit) -> None:
-    """Measure steady decodes with and without drafts; the first ones make the rates of acceptance known."""
+    """Measure steady decodes with and without drafts, once the engine knows how often they are right."""
     pages, most = drafting_part.pages(model), max(engine_part.sizes(model))
     for kind in drafting_part.ROUNDS:
         gc.collect()  # frees the memory of earlier measurements
@@ -227,8 +227,8 @@ def _measure_drafts(model: Model, device: OneProgram, artifact: Artifact, emit: 
         with drafting_part.rounds(kind):
             engine = _engine(model, device, artifact, 1, settings, pages, most, speculative=speculative)
             engine_part.compute_prompts_first(engine)
-            drafting_part.measure(engine, model, 1)
             for requests in engine_part.sizes(model):
+                drafting_part.measure(engine, model, requests)
                 found = drafting_part.measure(engine, model, requests)
                 emit({"part": "drafts", "model": model.name, "rounds": kind, **found})
 

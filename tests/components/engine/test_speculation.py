@@ -323,3 +323,30 @@ def test_an_aborted_request_leaves_no_draft() -> None:
         rig.take([delta for delta in [rig.engine.abort(str(i))] if delta is not None])
     assert rig.engine._speculation is not None
     assert len(rig.engine._speculation._lookups) <= 2
+
+
+@pytest.mark.parametrize(("extend_s", "goes_on"), [(3.0, True), (9.0, False)])
+@pytest.mark.parametrize("place", PLACES)
+def test_proposals_go_on_if_they_are_faster(place: dict[str, Any], extend_s: float, goes_on: bool) -> None:
+    """A decode takes a second. The engine finds out within a trial of either kind of steps."""
+    now_s = 0.0
+
+    def take_time(entry: str) -> None:
+        nonlocal now_s
+        now_s += extend_s if entry.startswith("extend") else float(entry.startswith("decode"))
+
+    rig = make_rig(
+        fake_config(pages=128),
+        repeats=1,
+        speculation=ALWAYS,
+        mode="extend-attention",
+        clock=lambda: now_s,
+        **place,
+    )
+    rig.program.faults.before = take_time
+    proposed = []
+    for name in "abcd":
+        answers(rig, [call(name, [*PROMPT, *PROMPT[:6]], 160)])
+        proposed.append(counts(rig)[0])
+    assert (proposed[-1] > proposed[-2]) == goes_on
+    assert proposed[0]

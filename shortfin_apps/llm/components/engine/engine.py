@@ -226,8 +226,12 @@ class Engine:
         while self._pipeline.takes_another and (batch := self._plan()) is not None:
             self._launch(batch)
         if len(self._pipeline):
+            batch = self._pipeline.first.batch
             self._complete()
-            self._counters.count_step(self._clock() - began_s)
+            step_s = self._clock() - began_s
+            self._counters.count_step(step_s)
+            if self._speculation is not None:
+                self._speculation.settle(batch, step_s)
         self._end_costly()
         deltas = self._take_deltas()
         if self._recorder is not None:
@@ -293,8 +297,8 @@ class Engine:
         A batch to follow one in flight has no proposed tokens. None if tokens would be proposed for the
         requests in flight: that needs their next tokens.
         """
-        last = self._pipeline.last
-        if last is not None and self._would_propose(last.batch):
+        last, speculation = self._pipeline.last, self._speculation
+        if last is not None and speculation is not None and speculation.would_propose(last.batch):
             return None
         try:
             batch = self._scheduler.plan(may_preempt=last is None)
@@ -302,14 +306,9 @@ class Engine:
             if (ended := self._requests.contain(bug)) is not None:
                 self._deltas.append(ended)
             return None
-        if batch is None or last is not None or self._speculation is None:
+        if batch is None or last is not None or speculation is None:
             return batch
-        return self._speculation.added_to(batch)
-
-    def _would_propose(self, batch: Batch) -> bool:
-        if self._speculation is None:
-            return False
-        return self._speculation.would_propose([task.request for task in batch.tasks if task.completes])
+        return speculation.added_to(batch)
 
     def _launch(self, batch: Batch) -> None:
         began_s = self._clock()
@@ -333,8 +332,6 @@ class Engine:
             self._commit(self._pipeline.first, rows)
             self._pipeline.forget_first()
             self._pipeline.draw_late()
-        if self._speculation is not None:
-            self._speculation.settle()
 
     def _fail(self, error: Exception) -> None:
         """Abandon the steps in flight, and end the requests of the first one's batch."""

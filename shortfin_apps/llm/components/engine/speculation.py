@@ -23,6 +23,7 @@ Pages are published up to the last accepted row. NaN in a stale row is
 harmless: only VMFBs of our own builder pack rows, and its kernels mask values with a select, which drops NaN.
 
 Proposals use the token budget that the batch leaves unused, and pages that no other request will need soon.
+There are none while steps without them are faster (pace.py).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from shortfin_apps.llm.components.engine.drafter import Drafter
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.speculation.acceptance import least_chance
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
+from shortfin_apps.llm.components.speculation.pace import Paces
 from shortfin_apps.llm.components.speculation.prompt_lookup import PromptLookup
 from shortfin_apps.llm.contract.abi import EntryFamily
 
@@ -86,6 +88,7 @@ class Speculation:
         self._drafter = drafter
         self._lookups: dict[Request, PromptLookup] = {}
         self._open: list[_Proposal] = []  # of the last batch
+        self._paces = Paces()
         self.counts = SpeculationCounts()
 
     def added_to(self, batch: Batch) -> Batch:
@@ -95,7 +98,7 @@ class Speculation:
         self._open.clear()  # not empty only after a bug in the commit
         self._forget_others()
         decodes = [task for task in batch.tasks if task.completes and len(task.token_ids) == 1]
-        if not decodes:
+        if not decodes or not self._paces.of(len(decodes)).proposes:
             return batch
         num_rows = sum(len(task.token_ids) for task in batch.tasks)
         least, left = self._least_chance(len(decodes), num_rows), self._scheduler.mode.spare_tokens(batch)
@@ -114,10 +117,11 @@ class Speculation:
             self._open += drafted
         return _with_proposals(batch, {each.request: each.tasks for each in self._open}, learn)
 
-    def would_propose(self, requests: Sequence[Request]) -> bool:
-        """Return whether decodes of these requests may get proposals."""
+    def would_propose(self, batch: Batch) -> bool:
+        """Return whether the decodes after `batch`, which is in flight, may get proposals."""
+        requests = [task.request for task in batch.tasks if task.completes]
         num_rows = len(requests)
-        if not requests:
+        if not requests or not self._paces.of(num_rows).proposes:
             return False
         if self._options.max_tokens:  # in constant time, because this is called before each step
             least = self._least_chance(num_rows, num_rows)
@@ -128,8 +132,9 @@ class Speculation:
         least = self._least_chance(num_rows, num_rows, num_rows)
         return any(self._drafter.num_worth(r, least, _most(r)) for r in requests)
 
-    def settle(self) -> None:
-        """Update acceptance rates from the last batch, after that batch was committed or has failed."""
+    def settle(self, batch: Batch, seconds: float) -> None:
+        """Update acceptance rates from a batch that was committed or has failed; its step took `seconds`."""
+        accepted_before = self.counts.accepted
         for proposal in self._open:
             num_proposed, num_accepted = len(proposal.tasks), proposal.num_accepted
             proposal.observe(num_proposed, num_accepted)
@@ -137,6 +142,10 @@ class Speculation:
             self.counts.proposed += num_proposed
             self.counts.accepted += num_accepted
         self._open.clear()
+        if all(len(task.token_ids) == 1 for task in batch.tasks):
+            num_decodes = sum(not task.num_ahead for task in batch.tasks)
+            num_tokens = num_decodes + self.counts.accepted - accepted_before
+            self._paces.of(num_decodes).observe(seconds, num_tokens)
         if self._drafter is not None:
             self._drafter.forget_ended()
             self.counts.draft_model_s = self._drafter.device_s
