@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
 from bench.gpu.environment import MODELS, facts_of
@@ -51,19 +53,33 @@ def run(pack: Path, out: Path, choice: Choice) -> int:
     results = out / RESULTS
     _append(results, _header(pack, choice))
     failed = 0
-    with TemporaryDirectory(prefix="gpu-") as scratch:
+    with _ended_by_sigterm(), TemporaryDirectory(prefix="gpu-") as scratch:
         for job in jobs(choice):
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            if deadline is not None and deadline <= time.monotonic():
                 _append(results, {"part": "skipped", "parts": job.parts, "model": job.model})
                 continue
             directory = _completed(pack, Path(scratch), job.model, results)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             status = _run_job(job, pack, directory, results, choice, left)
             if status is not None:
                 failed += 1
                 _append(results, {"part": "failed", "parts": job.parts, "model": job.model, "why": status})
             write_report(results, out)
     return failed
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM leave the `with` block as SystemExit, so that no worker stays on the device."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +118,11 @@ def _run_job(
     try:
         status = process.wait(left_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         return "the time was over"
+    finally:  # also if this process is told to end
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     return None if status == 0 else f"status {status}"
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -83,3 +86,28 @@ def test_a_folder_that_is_no_pack_is_named(tmp_path: Path) -> None:
 def test_every_case_fits_the_context_of_its_model(model: Model) -> None:
     prompts = [*(tokens for _, tokens in model.prefills), *(tokens for tokens, _ in model.extends)]
     assert max(model.context, *prompts) <= context_length(model.spec, model.options)
+
+
+def test_a_run_that_is_terminated_leaves_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_torch: None
+) -> None:
+    (tmp_path / FACTS).write_text(json.dumps({"python": "3.12", "commit": "abc1234"}))
+    os.mkfifo(tmp_path / "pid")
+    script = (
+        f"import os, signal; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); signal.pause()"
+    )
+    monkeypatch.setattr(run_module, "_command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(run_module, "_completed", lambda *_: tmp_path)
+    worker: list[int] = []
+
+    def terminate() -> None:
+        worker.append(int((tmp_path / "pid").read_text()))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = Thread(target=terminate)
+    thread.start()
+    with pytest.raises(SystemExit):
+        run(tmp_path, tmp_path / "out", replace(CHOICE, models=(TINY,)))
+    thread.join()
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker[0], 0)
