@@ -20,6 +20,7 @@ from bench.gpu.weights import Parameter
 from shortfin_apps.llm.components.engine.draft_layer import DraftLayer
 from shortfin_apps.llm.components.engine.drafter import Drafter
 from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.model.draft_layer import EMBEDDING_NORM, PROJECTION, RESULT_NORM
 from shortfin_apps.llm.model.spec import ModelSpec
 
@@ -52,6 +53,17 @@ def rounds(kind: Rounds) -> Iterator[None]:
         yield
         return
     with patch.object(DraftLayer, "_rounds", Drafter._rounds):
+        yield
+
+
+@contextmanager
+def always() -> Iterator[None]:
+    """Have engines draft three tokens each time in the `with` block, right or wrong."""
+
+    def num_worth(drafter: Drafter, request: Request, least: float, most: int) -> int:
+        return 0 if drafter.has_given_up else max(0, min(most, 3))
+
+    with patch.object(DraftLayer, "num_worth", num_worth):
         yield
 
 

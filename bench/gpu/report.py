@@ -67,11 +67,12 @@ def throughput(records: Sequence[Record], model: str) -> list[Line]:
 
 
 def _tokens(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
-    columns = "model", "mode", "depth", "preemptions", "proposed and right"
+    columns = "model", "mode", "depth", "speculative", "preemptions", "proposed", "of them right"
     yield *columns, "tokens as the CPU's", "of"
     for each in _part(records, "tokens"):
         agreed = ", ".join(map(str, each["agreed"]))
-        settings = each["mode"], str(each["depth"]), str(each["preemptions"]), str(each["accepted"] or "-")
+        counts = ("-" if each[name] is None else str(each[name]) for name in ("proposed", "accepted"))
+        settings = each["mode"], str(each["depth"]), each["speculative"], str(each["preemptions"]), *counts
         yield each["model"], *settings, agreed, str(each["of"])
 
 

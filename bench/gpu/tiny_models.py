@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shortfin_apps.llm.builder.sources.random_tiny import HYBRID_SPEC, LATENT_SPEC, SPEC
+from shortfin_apps.llm.model.eagle_head import EagleHead
 from shortfin_apps.llm.model.feed_forward import MLP, MoE
 from shortfin_apps.llm.model.rope import Rope
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
@@ -50,10 +51,19 @@ _EXPERTS = replace(
     name="tiny-experts",
     layers=((_NORMED, _ROUTED), (_NORMED, MLP(features=128)), (_NORMED, _ROUTED)),
 )
+_EAGLE = replace(
+    SPEC,
+    name="tiny-eagle",
+    draft=EagleHead(
+        blocks=(replace(_ATTENTION, norm_before=False), SPEC.layers[0][1]),
+        reads=(1, 2, 1),
+        vocab_size=SPEC.vocab_size,
+    ),
+)
 _BYTES = replace(SPEC, name="tiny-kv-q8_0")
 
 
 def tiny_models() -> Iterator[tuple[ModelSpec, BuildOptions]]:
-    for spec in (SPEC, HYBRID_SPEC, LATENT_SPEC, _GEMMA, _GPT_OSS, _EXPERTS):
+    for spec in (SPEC, HYBRID_SPEC, LATENT_SPEC, _GEMMA, _GPT_OSS, _EXPERTS, _EAGLE):
         yield spec, OPTIONS
     yield _BYTES, replace(OPTIONS, kv="q8_0")

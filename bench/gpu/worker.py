@@ -117,19 +117,15 @@ def _compare_tokens(
     model: Model, device: OneProgram, artifact: Artifact, expected: list[list[int]], emit: Emit
 ) -> None:
     pages = tokens_part.scarce_pages(model)
-    for mode, depth, speculates in product(BATCH_MODES, _depths(device), (False, True)):
-        engine = _engine(
-            model,
-            device,
-            artifact,
-            depth,
-            BatchSettings(batch_mode=mode),
-            pages,
-            tokens_part.PROMPTS,
-            speculative="ngram" if speculates else "off",
-        )
-        tokens = engine_part.generate(engine, tokens_part.make_prompts(model), tokens_part.MAX_TOKENS)
+    drafts: tuple[Speculative, ...] = ("mtp",) if model.spec.draft else ()
+    kinds: tuple[Speculative, ...] = ("off", "ngram", *drafts)
+    for mode, depth, kind in product(BATCH_MODES, _depths(device), kinds):
+        settings, most = BatchSettings(batch_mode=mode), tokens_part.PROMPTS
+        engine = _engine(model, device, artifact, depth, settings, pages, most, speculative=kind)
+        with drafting_part.always():
+            tokens = engine_part.generate(engine, tokens_part.make_prompts(model), tokens_part.MAX_TOKENS)
         stats = engine.stats()
+        counts = stats.speculation
         emit(
             {
                 "part": "tokens",
@@ -137,7 +133,9 @@ def _compare_tokens(
                 "mode": mode,
                 "depth": depth,
                 "preemptions": stats.preemptions,
-                "accepted": stats.speculation.accepted if speculates and stats.speculation else None,
+                "speculative": kind,
+                "proposed": None if counts is None else counts.proposed,
+                "accepted": None if counts is None else counts.accepted,
                 **tokens_part.compare(tokens, expected),
             }
         )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +10,16 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.request.messages import GenerateCall
+from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.model.draft_layer import DraftLayer as DraftBlocks
 from shortfin_apps.llm.serving import speculative_loading
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import ModelFacts, make_engine
 from shortfin_apps.llm.serving.speculative_loading import DraftFiles, load_draft_program
+from tests.components.self_test.compiled import build_model
 from tests.conftest import TINY_OPTIONS, BuildTiny
 
 
@@ -76,3 +81,21 @@ def test_what_a_round_takes_is_measured_beside_a_decode_of_the_model(
     with closing(open_device()) as device:
         make_engine(device, *files, EngineSettings(), ModelFacts(draft_model=files_of(artifact)))
     assert "a decode takes 25 % of the model's time" in caplog.text
+
+
+def test_a_draft_model_may_have_a_draft_layer_which_is_not_used(tmp_path: Path) -> None:
+    """Its entries keep hidden states for as many requests as run. Here, it is the model itself."""
+    built = build_model(tmp_path, replace(SPEC, draft=DraftBlocks(blocks=SPEC.layers[0])))
+    files = (built.config, built.vmfb, [built.parameters], frozenset[int]())
+    draft = DraftFiles(config=built.config, vmfb=built.vmfb, parameters=[built.parameters], round_cost=0.0)
+    with closing(open_device()) as device:
+        engine = make_engine(device, *files, EngineSettings(max_running=20), ModelFacts(draft_model=draft))
+        for number in range(20):
+            params = SamplingParams(max_tokens=24, ignore_eos=True)
+            prompt = tuple(range(32 + number, 64 + number))
+            engine.add(GenerateCall(request_id=str(number), prompt_token_ids=prompt, params=params))
+        while engine.has_work:
+            assert all(delta.error is None for delta in engine.step())
+        counts = engine.stats().speculation
+        assert counts is not None
+        assert counts.accepted > 100

@@ -15,6 +15,7 @@ from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.invoker import owned_bytes
 from shortfin_apps.llm.components.invocation.page_count import page_table_bytes, window_page_count
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
+from shortfin_apps.llm.components.invocation.slot_tables import table_bytes
 from shortfin_apps.llm.components.invocation.static_threshold import with_static_threshold
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.kvcache.cache import KVCache
@@ -128,10 +129,10 @@ class DraftProgram:
         return window_page_count(self.config, num_pages, CATCH_UP_TOKENS + self.max_tokens)
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of the page table for `num_tokens`, and of the program's results and workspace."""
-        num_pages = self.num_pages(num_tokens)
+        """Return the bytes of the page table for `num_tokens`, and of the program's own buffers."""
+        num_pages, entries = self.num_pages(num_tokens), self.program.entries
         slabs = page_table_bytes(self.config, num_pages, self.num_window_pages(num_pages))
-        return slabs + owned_bytes(self.program.entries)
+        return slabs + owned_bytes(entries) + table_bytes(entries, self.max_running)
 
 
 def load_draft_program(
@@ -177,6 +178,9 @@ def make_draft_model(
     config, num_pages = draft.config, draft.num_pages(num_tokens)
     num_window_pages = draft.num_window_pages(num_pages)
     runner = make_runner(device, draft.program, config, num_pages, num_window_pages)
+    runner.slots.resize(
+        draft.max_running
+    )  # if it has a draft layer of its own, its entries keep hidden states
     runner.warm_up()
     cost = draft.round_cost
     if cost is None:

@@ -25,9 +25,9 @@ MODES = ("default", "extend-attention")
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """random:tiny, and a model with windows and experts, packed for this CPU without wheels."""
+    """random:tiny, a model with windows and experts, and one with a head, packed for this CPU."""
     folder = tmp_path_factory.mktemp("pack") / "tiny"
-    models = "random-tiny,tiny-gpt-oss"
+    models = "random-tiny,tiny-gpt-oss,tiny-eagle"
     assert main(["pack", str(folder), "--models", models, "--device", DEVICE, "--no-wheels"]) == 0
     return folder
 
@@ -39,16 +39,19 @@ def measured(pack: Path, out: Path, *flags: str, model: str = "random-tiny") -> 
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("model", ["random-tiny", "tiny-gpt-oss"])
+@pytest.mark.parametrize("model", ["random-tiny", "tiny-gpt-oss", "tiny-eagle"])
 def test_the_device_chooses_the_tokens_that_the_pack_expects(pack: Path, tmp_path: Path, model: str) -> None:
     records = measured(pack, tmp_path, "--only", "tokens", model=model)
     tokens = [record for record in records if record["part"] == "tokens"]
     assert {(each["mode"], each["depth"]) for each in tokens} == set(product(MODES, (0, 1, 2)))
     assert all(each["equal"] and each["agreed"] == [64] * 20 for each in tokens)
     assert all(each["preemptions"] > 0 for each in tokens if each["accepted"] is None)
-    speculating = [each["accepted"] for each in tokens if each["accepted"] is not None]
+    speculating = [each["accepted"] for each in tokens if each["speculative"] == "ngram"]
     assert len(speculating) == 6
     assert all(accepted > 100 for accepted in speculating)
+    drafting = [each["proposed"] for each in tokens if each["speculative"] == "mtp"]
+    assert len(drafting) == 6 * (model == "tiny-eagle")
+    assert all(proposed > 100 for proposed in drafting)
 
 
 def test_tokens_that_differ_are_counted_up_to_the_first(pack: Path, tmp_path: Path) -> None:

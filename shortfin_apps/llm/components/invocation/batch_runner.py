@@ -17,7 +17,6 @@ from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables
 from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape, all_return_logits
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts, counts_of
-from shortfin_apps.llm.components.invocation.hidden_rows import hidden_rows
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
 from shortfin_apps.llm.components.invocation.loop_state import Call, Fields, LoopState
@@ -292,9 +291,8 @@ class BatchRunner:
     ) -> Iterator[DrawLaunch]:
         """Queue, one by one, entries that draw the tokens of `rows` of the last batch that was launched.
 
-        With `edits`, one for each row, the rows are adjusted first. The device stores the tokens in `slots`
-        as `padded_draws` says, one for each row. Callers must check that `buckets` has `sample` entries, or
-        `adjusted_sample`.
+        With `edits`, one for each row, the rows are adjusted first; `slots` as for `padded_draws`, one for
+        each row. Callers must check that `buckets` has `sample` entries, or `adjusted_sample`.
         """
         results, tasks = self.results_in_flight(launch), launch.batch.tasks
         layout = Layout.ADJUSTED_SAMPLE if edits else Layout.SAMPLE
@@ -302,12 +300,10 @@ class BatchRunner:
             shape = self.buckets.row_shape(layout, len(rows))
             taken, rows = rows[: shape.rows], rows[shape.rows :]
             of_rows, edits = edits[: shape.rows], edits[shape.rows :]
-            into = slots and slots[: shape.rows]
-            slots = slots and slots[shape.rows :]
+            into, slots = slots and slots[: shape.rows], slots and slots[shape.rows :]
             arrays, given = self._draw_arguments.of(shape, tasks, taken, fields, of_rows, slots=into)
-            yield self.launch_draw(
-                results, shape, arrays, taken, given, is_recorded=launch.record is not None
-            )
+            is_recorded = launch.record is not None
+            yield self.launch_draw(results, shape, arrays, taken, given, is_recorded=is_recorded)
 
     def launch_draw(
         self,
@@ -483,7 +479,8 @@ class BatchRunner:
 
     def _hidden(self, shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Array]:
         """Return the rows of hidden states; none if the entry finds them itself, or the model has none."""
-        return hidden_rows(tasks, shape.rows) if "hidden_from" in self._argument_names[shape.layout] else {}
+        has_rows = "hidden_from" in self._argument_names[shape.layout]
+        return self.slots.hidden_rows(tasks, shape.rows) if has_rows else {}
 
     def _invoke(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Sequence[DeviceBuffer]:
         return self._invoker.submit(entry, arguments).wait()

@@ -8,12 +8,14 @@ others: at the first draw of a request, after tokens that the device did not dra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
+from shortfin_apps.llm.components.invocation.hidden_rows import hidden_rows
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, EntrySignature, TensorType
@@ -62,6 +64,13 @@ class SlotTables:
         """
         assert 0 <= number < HIDDEN_PER_SLOT
         return self._num_slots + slot * HIDDEN_PER_SLOT + number
+
+    def hidden_rows(self, tasks: Sequence[LlmTaskInput], rows: int) -> dict[str, npt.NDArray[np.int64]]:
+        """Return the rows of hidden states that an invocation reads and writes (hidden_rows.py)."""
+        found = hidden_rows(tasks, rows)
+        num_rows = self.buffers["hidden_states"].shape[0]
+        assert found["hidden_to"].max() < num_rows, "the device does not check where it writes"
+        return found
 
     def count_next(self, task: LlmTaskInput) -> TokenCounts | None:
         """Note that the device is about to draw the token after `task`, and to count it.
