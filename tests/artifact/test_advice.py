@@ -58,7 +58,7 @@ def test_the_command_asks_for_the_same_options(options: BuildOptions) -> None:
     parser = argparse.ArgumentParser()
     builder_cli.add_arguments(parser)
     args = parser.parse_args(shlex.split(command)[2:])
-    assert builder_cli.options_of(args) == options
+    assert builder_cli.options_of(args) == (options,)
     assert (args.source, args.output) == ("a source.gguf", Path("my model"))
 
 

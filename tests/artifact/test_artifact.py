@@ -35,7 +35,8 @@ def test_opens(folder: Path) -> None:
     assert artifact.manifest is not None
     assert artifact.manifest.spec == SPEC
     assert artifact.config.decode_batch_sizes == artifact.manifest.options.decode_batch_sizes
-    assert {f"decode_bs{n}" for n in artifact.config.decode_batch_sizes} <= set(artifact.manifest.entries)
+    entries = artifact.manifest.program.entries
+    assert {f"decode_bs{n}" for n in artifact.config.decode_batch_sizes} <= set(entries)
     assert all(path.is_file() for path in (artifact.vmfb, *artifact.parameters, artifact.tokenizer))
 
 

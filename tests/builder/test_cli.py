@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 def test_defaults_are_the_options_own() -> None:
     args = parse("x.gguf")
-    assert cli.options_of(args) == BuildOptions()
+    assert cli.options_of(args) == (BuildOptions(),)
     assert not args.no_cache
 
 
 def test_decode_loops_are_for_gpus_unless_asked_for() -> None:
     def sizes(flags: str) -> tuple[int, ...]:
-        return cli.options_of(parse("x.gguf", *flags.split())).loop_sizes
+        return cli.options_of(parse("x.gguf", *flags.split()))[0].loop_sizes
 
     assert sizes("--device cpu:znver4") == ()
     assert sizes("--device hip:gfx942 --decode-batch-sizes 1,8") == (1, 8)
@@ -39,7 +39,7 @@ def test_decode_loops_are_for_gpus_unless_asked_for() -> None:
 
 def test_sizes_are_by_device_unless_given() -> None:
     def options(flags: str) -> BuildOptions:
-        return cli.options_of(parse("x.gguf", *flags.split()))
+        return cli.options_of(parse("x.gguf", *flags.split()))[0]
 
     on_gpu = options("--device hip:gfx942")
     assert (on_gpu.decode_batch_sizes, on_gpu.extend_sizes) == (
@@ -57,7 +57,7 @@ def test_every_flag() -> None:
         "--chunk-sizes none --extend-sizes 256,64 --decode-loop-sizes 8 --context-length 512 "
         "--block-seq-stride 32 --pages 9 --top-k 1 --activation-bits 12"
     )
-    assert cli.options_of(parse("x.gguf", *flags.split())) == BuildOptions(
+    assert cli.options_of(parse("x.gguf", *flags.split()))[0] == BuildOptions(
         device="hip:gfx942",
         weights="f16",
         kv="f32",
@@ -113,6 +113,8 @@ def test_verbose_names_the_kernels_of_each_cpu() -> None:
         ProgramRecord(
             vmfb=f"model.{name}.vmfb",
             parameters="model.irpa",
+            config="config.json",
+            entries=(),
             target=TargetRecord(device=f"cpu:{name}", architecture="x86_64", cpu=name, features=()),
             compile_flags=(),
             kernels=(f"Norm: for {name}",),
@@ -128,7 +130,7 @@ class Built:
     manifest: Built | None = None
     kernels: tuple[str, ...] = ()
     programs: tuple[ProgramRecord | Built, ...] = ()
-    options: BuildOptions = field(default_factory=BuildOptions)
+    all_options: tuple[BuildOptions, ...] = (BuildOptions(),)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_says_what_quantised_activations_cost(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(builder, "build", lambda *_, **__: Built(manifest=Built(options=options)))
+    monkeypatch.setattr(builder, "build", lambda *_, **__: Built(manifest=Built(all_options=(options,))))
     assert cli.run(parse("random:tiny")) == 0
     error = capsys.readouterr().err
     assert ("activations are rounded to 8 bits" in error) == is_noted
@@ -198,13 +200,13 @@ def test_builds_and_says_where(
         cli.run(parse("random:tiny", "--no-cache", "--no-self-test", "--accept-field", "x", *arguments)) == 0
     )
     head = "head" if "head" in arguments else None
-    assert calls == [("random:tiny", Path(out), BuildOptions(), False, True, ["x"], False, head)]
+    assert calls == [("random:tiny", Path(out), (BuildOptions(),), False, True, ["x"], False, head)]
     assert capsys.readouterr() == (f"{out}\n", told)
 
 
 def test_models_with_and_without_a_head_have_other_folders_in_the_cache(tmp_path: Path) -> None:
     heads = (None, str(tmp_path), "hf:org/head")
-    assert len({cli.served_folder("random:tiny", BuildOptions(), True, head) for head in heads}) == 3
+    assert len({cli.served_folder("random:tiny", (BuildOptions(),), True, head) for head in heads}) == 3
 
 
 def test_a_head_that_is_left_out_is_refused() -> None:

@@ -22,7 +22,7 @@ from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 SEVERAL = "cpu:x86-64-v3,x86-64-v4,znver4"
-TEXTS = {*file_names.TEXTS, file_names.SELF_TEST}
+TEXTS = {file_names.CONFIG, *file_names.TEXTS, file_names.SELF_TEST}
 FILES = {
     *("model.znver4.vmfb", "model.x86-64-v4.vmfb", "model.x86-64-v3.vmfb"),
     *("model.znver4.irpa", "model.x86-64-v4.irpa"),  # bf16 in pairs, and not
@@ -88,7 +88,7 @@ def test_there_is_a_program_for_each_and_one_archive_for_each_layout(
         "x86-64-v4": "model.x86-64-v4.irpa",
         "x86-64-v3": "model.x86-64-v4.irpa",
     }
-    assert manifest.options.device == "cpu:znver4,x86-64-v4,x86-64-v3"
+    assert manifest.device == "cpu:znver4,x86-64-v4,x86-64-v3"
     assert manifest.files.keys() == manifest.file_names == FILES | TEXTS
     for each in manifest.programs:
         assert (tmp_path / "a" / each.vmfb).read_text() == f"program for {each.target.cpu}"
@@ -119,12 +119,11 @@ def test_parameters_are_those_of_the_cpu_alone(compiler: FakeCompiler, tmp_path:
 
 
 def test_one_cpu_has_the_files_of_one_program(compiler: FakeCompiler, tmp_path: Path) -> None:
-    for device in ("cpu:x86-64-v3", "cpu:x86-64-v3,x86-64-v3"):
-        folder = build_tiny(tmp_path / "a", device).vmfb.parent
-        assert names(folder) == {*file_names.FILES, file_names.MANIFEST}
-        written = json.loads((folder / file_names.MANIFEST).read_text())
-        assert [each["vmfb"] for each in written["programs"]] == [file_names.VMFB]
-        assert written["options"]["device"] == "cpu:x86-64-v3"
+    folder = build_tiny(tmp_path / "a", "cpu:x86-64-v3").vmfb.parent
+    assert names(folder) == {*file_names.FILES, file_names.MANIFEST}
+    written = json.loads((folder / file_names.MANIFEST).read_text())
+    assert [each["vmfb"] for each in written["programs"]] == [file_names.VMFB]
+    assert written["all_options"][0]["device"] == "cpu:x86-64-v3"
     assert compiler.devices == ["cpu:x86-64-v3"]
 
 

@@ -94,7 +94,7 @@ class ServerConfig:
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield flags that have no effect because of another setting, each with the reason."""
         engine, http, events = self.engine, self.http, self.engine.kv_events
-        if engine.device_ids and not engine.is_on_gpu:
+        if engine.device_ids and engine.device == "cpu" and "device" in self.given:
             yield "--device-ids", f"it chooses GPUs, and the device is {engine.device}"
         if engine.threads is not None and (engine.is_on_gpu or engine.runtime == "shortfin"):
             yield "--threads", "only the iree runtime on a CPU takes it"
