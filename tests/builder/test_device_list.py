@@ -93,6 +93,6 @@ def test_an_unknown_name_is_refused(device: str, reason: str) -> None:
 
 def test_one_architecture_at_a_time() -> None:
     with pytest.raises(
-        BuildError, match=r"neoverse-v1 is a CPU of arm_64 and haswell one of x86_64; .* one for each"
+        BuildError, match=r"neoverse-v1 is a CPU of arm_64, and haswell is a CPU of x86_64; .* one for each"
     ):
         resolve_targets("cpu:neoverse-v1,haswell")

@@ -311,11 +311,17 @@ def fitting_host(directory: Path, at_hand: Callable[[str], Iterable[Host]]) -> H
     _check_is_artifact(directory)
     manifest = Manifest.load(directory / MANIFEST)
     found: list[Host] = []
+    passed_over: list[str] = []
     for kind in dict.fromkeys(each.target.kind for each in manifest.programs):
         for host in at_hand(kind):
             if choose_program(manifest.programs, host):
+                if passed_over:
+                    logger.info(
+                        "%s has no program for this machine's %s", directory, " and ".join(passed_over)
+                    )
                 return host
             found.append(host)
+            passed_over.append(host.kind if isinstance(host, HostCpu) else f"{host.kind}:{host.chip}")
     if found:
         _check_host(directory, manifest, manifest.programs, found[0])
     raise ArtifactError(

@@ -156,9 +156,8 @@ def _alternative(plan: _Plan) -> str:
     quantisation = plan.model.quantisation
     grows = quantisation is not None and quantisation.bits is not None and plan.options.weights == "q8_0"
     other: WeightType = "q8_0" if quantisation is None else "q4" if grows else "bf16"
-    return (
-        f"`--weights {other}` makes {_megabytes(plan, replace(plan.options, weights=other, block_types=()))}"
-    )
+    options = replace(plan.options, weights=other, block_types=())
+    return f"`--weights {other}` makes {_megabytes(plan, options)}"
 
 
 def _note_weights(plan: _Plan, progress: BuildProgress) -> None:
@@ -197,11 +196,7 @@ def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> 
         made.mkdir()
         _assemble(plan, made, cache, progress)
         replace_output(made, out)
-    artifact = Artifact.open(out, for_this_host=False)
-    if len(plan.programs) > 1 and artifact.manifest:
-        size = f"{total_bytes(artifact.manifest.files) / 1e6:,.1f} MB"
-        progress.note(f"{out}: {size} with {len(plan.programs)} programs")
-    return artifact
+    return Artifact.open(out, for_this_host=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +211,14 @@ class _Program:
     vmfb: str = file_names.VMFB
     parameters: str = file_names.PARAMETERS
     config_file: str = file_names.CONFIG
+
+    @property
+    def name(self) -> str:
+        return name_of(self.target.device)
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.target.device)
 
 
 class _Plan:
@@ -235,11 +238,12 @@ class _Plan:
             for options in each_options
             for target in resolve_targets(options.device)
         ]
-        programs.sort(key=lambda each: KINDS.index(kind_of(each.target.device)))
+        programs.sort(key=lambda each: KINDS.index(each.kind))
         self.programs = _named(programs)
+        self.configs = {each.config_file: each.config for each in self.programs}
         self.each_options = tuple(
             replace(of_kind[0].options, device=join_devices(each.target.device for each in of_kind))
-            for of_kind in _grouped(programs, lambda each: kind_of(each.target.device)).values()
+            for of_kind in _grouped(programs, lambda each: each.kind).values()
         )
         self.options = self.programs[0].options
         self.use = Use(uri, join_devices(each.target.device for each in programs))
@@ -289,21 +293,16 @@ def _named(programs: list[_Program]) -> tuple[_Program, ...]:
     """Return the programs with their file names; equal parameters, and equal configs, share a file."""
     if len(programs) == 1:
         return tuple(programs)
-    readers = _grouped(programs, lambda each: each.weights_key)
-    has_one_config = all(each.config == programs[0].config for each in programs)
-    return tuple(
-        replace(
-            each,
-            vmfb=file_names.of_device(each.vmfb, name_of(each.target.device)),
-            parameters=each.parameters
-            if len(readers) == 1
-            else file_names.of_device(each.parameters, name_of(readers[each.weights_key][0].target.device)),
-            config_file=each.config_file
-            if has_one_config
-            else file_names.of_device(each.config_file, kind_of(each.target.device)),
-        )
-        for each in programs
-    )
+    of_device, readers = file_names.of_device, _grouped(programs, lambda each: each.weights_key)
+    named = [replace(each, vmfb=of_device(each.vmfb, each.name)) for each in programs]
+    if len(readers) > 1:
+        firsts = {key: each[0].name for key, each in readers.items()}
+        named = [
+            replace(each, parameters=of_device(each.parameters, firsts[each.weights_key])) for each in named
+        ]
+    if any(each.config != named[0].config for each in named):
+        named = [replace(each, config_file=of_device(each.config_file, each.kind)) for each in named]
+    return tuple(named)
 
 
 def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgress) -> None:
@@ -315,17 +314,17 @@ def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgr
     }
     programs = {each.vmfb: _cached_program(plan, each, cache, progress) for each in plan.programs}
     self_tests = _cached_self_tests(plan, cache, progress)
-    with progress.stage("write"):
+    with progress.stage("write") as stage:
         files = _place(weights, file_names.PARAMETERS, folder) | _place(programs, file_names.VMFB, folder)
         files |= _place(self_tests, file_names.SELF_TEST, folder)
         _write_texts(plan, tokenizer, folder)
-        texts = (*file_names.TEXTS, *{each.config_file for each in plan.programs})
-        files |= {name: record(folder / name) for name in texts}
+        files |= {name: record(folder / name) for name in (*plan.configs, *file_names.TEXTS)}
         compiled = [
             _COMPILE_RECORD.validate_json((entry.directory / COMPILE_RECORD).read_bytes())
             for entry in programs.values()
         ]
         (folder / file_names.MANIFEST).write_bytes(_manifest(plan, compiled, files).to_json())
+        stage.say(f"{total_bytes(files) / 1e6:,.1f} MB, programs for {plan.use.device}")
 
 
 def _grouped(programs: Sequence[_Program], key: Callable[[_Program], str]) -> dict[str, list[_Program]]:
@@ -396,7 +395,7 @@ def _cached_weights(
     def make(folder: Path) -> None:
         total = stored_bytes(plan.model.spec, program.options, program.target)
         with progress.stage("weights", total) as stage:
-            devices = f" for {', '.join(name_of(each.target.device) for each in readers)}"
+            devices = f" for {', '.join(each.name for each in readers)}"
             has_several = len(plan.programs) > 1
             stage.say(f"{total / 1e6:,.0f} MB of {plan.options.weights}{devices if has_several else ''}")
             path = folder / file_names.PARAMETERS
@@ -444,8 +443,8 @@ def _cached_self_tests(plan: _Plan, cache: BuildCache, progress: BuildProgress) 
 
 
 def _write_texts(plan: _Plan, tokenizer: TokenizerFiles, folder: Path) -> None:
-    for each in plan.programs:
-        _write_json(folder / each.config_file, each.config.to_dict())
+    for name, config in plan.configs.items():
+        _write_json(folder / name, config.to_dict())
     (folder / file_names.TOKENIZER).write_text(tokenizer.tokenizer, encoding="utf-8")
     _write_json(folder / file_names.TOKENIZER_CONFIG, tokenizer.config)
     _write_json(folder / file_names.GENERATION_CONFIG, tokenizer.generation)
