@@ -65,36 +65,42 @@ def fitted(config: ServerConfig) -> ServerConfig:
     Without `--device`, or with `auto`, the device is the first GPU for which the artefact has a program, else
     the CPU. By the chip, each process of the server then opens the same program. Raises ArtifactError.
     """
-    artifact, engine = config.model.artifact, config.engine
-    is_chosen = "device" in config.given and engine.device != AUTO
-    if artifact is None:
-        if engine.device == AUTO:
-            raise ArtifactError("`--device auto` is for model directories and sources; give cpu, hip or cuda")
-        return config
-    kind, _, chip = engine.device.partition(":")
-    if not is_chosen:
-        host = fitting_host(artifact, lambda kind: _at_hand(kind, engine.device_ids))
-        kind = host.kind
-    elif is_gpu(engine.device):
-        host = host_of(kind, engine.device_ids)
-    else:
+    host, engine = _host(config), config.engine
+    if host is None:
         return config
     if isinstance(host, HostCpu):
-        return config.changed(device=CPU) if engine.device == AUTO else config
-    if chip and host.chip not in (chip, None):
+        return config.changed(device=CPU)
+    kind = engine.driver if engine.is_on_gpu else host.kind
+    device = f"{kind}:{host.chip}" if host.chip else kind
+    logger.info("device: %s", device)
+    ids = {} if engine.device_ids or not host.ordinal else {"device_ids": [str(host.ordinal)]}
+    return config.changed(device=device, **ids)
+
+
+def _host(config: ServerConfig) -> HostCpu | HostGpu | None:
+    """Return the device for the model directory; None if the settings have nothing to choose from."""
+    artifact, engine = config.model.artifact, config.engine
+    if artifact is None and engine.device == AUTO:
+        raise ArtifactError("`--device auto` is for model directories and sources; give cpu, hip or cuda")
+    if artifact is None:
+        return None
+    if engine.device == AUTO or not config.given.keys() & {"device", "device_ids"}:
+        return fitting_host(artifact, lambda kind: _at_hand(kind, engine.device_ids))
+    if not engine.is_on_gpu:
+        return None
+    host = host_of(engine.driver, engine.device_ids)
+    if (
+        isinstance(host, HostGpu)
+        and host.chip
+        and engine.device not in (engine.driver, f"{engine.driver}:{host.chip}")
+    ):
         raise ArtifactError(f"`--device {engine.device}`: this machine has {host.chip}; leave the chip out")
-    ids = engine.device_ids or ((str(host.ordinal),) if host.ordinal else ())
-    device = kind if host.chip is None else f"{kind}:{host.chip}"
-    if not is_chosen:
-        logger.info("device: %s, for which %s has a program", device, artifact)
-    return config.changed(device=device, **({"device_ids": ids} if ids else {}))
+    return host
 
 
 def _at_hand(kind: str, device_ids: Sequence[str]) -> list[HostCpu | HostGpu]:
-    """Return this machine's devices of a kind; with `device_ids`, the first of these GPUs."""
-    if kind in GPU_NAMES and device_ids:
-        return [host_of(kind, device_ids)]
-    return [] if device_ids else hosts_at_hand(kind)
+    """Return this machine's devices of a kind; of GPUs, only the first of `device_ids`, if there are any."""
+    return [host_of(kind, device_ids)] if device_ids and is_gpu(kind) else hosts_at_hand(kind)
 
 
 def _for_this_machine(config: ServerConfig) -> ServerConfig:
