@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,10 @@ from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.cache_contents import contents
-from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import PlainProgress, QuietProgress
-from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.spec import BuildOptions
+from tests.builder.fake_compiler import FakeCompiler
 
 SEVERAL = "cpu:x86-64-v3,x86-64-v4,znver4"
 TEXTS = {file_names.CONFIG, *file_names.TEXTS, file_names.SELF_TEST}
@@ -27,30 +25,6 @@ FILES = {
     *("model.znver4.vmfb", "model.x86-64-v4.vmfb", "model.x86-64-v3.vmfb"),
     *("model.znver4.irpa", "model.x86-64-v4.irpa"),  # bf16 in pairs, and not
 }
-
-
-@dataclass
-class FakeCompiler:
-    """Keeps the devices that it compiled for; raises `fail` at the device `fail_for`."""
-
-    devices: list[str] = field(default_factory=list)
-    fail_for: str | None = None
-    fail: BaseException = field(default_factory=KeyboardInterrupt)
-
-    def compile_model(
-        self,
-        spec: ModelSpec,
-        options: BuildOptions,
-        out: Path,
-        kernel_cache: Path,
-        on_progress: Callable[[str], None] | None = None,
-    ) -> CompileResult:
-        self.devices.append(options.device)
-        target = resolve_target(options.device)
-        out.write_bytes(f"program for {target.cpu}".encode())
-        if options.device == self.fail_for:
-            raise self.fail
-        return CompileResult("3.9", ("--flag", target.cpu), target, ("decode_bs1",), (f"Norm: {target.cpu}",))
 
 
 @pytest.fixture

@@ -399,10 +399,11 @@ def _check_host(
 
 
 def _why_not(programs: Sequence[ProgramRecord], of_kind: Sequence[TargetRecord], host: Host) -> str:
-    if isinstance(host, HostGpu) or not of_kind:
-        names = " and ".join(each.target.name for each in programs)
-        here = "its CPU is to run it" if isinstance(host, HostCpu) else f"it has {host.chip or host.kind}"
-        return f"built for {names}, and on this machine {here}"
+    names = " and ".join(each.target.name for each in programs)
+    if isinstance(host, HostGpu):
+        return f"built for {names}, and this machine has {host.chip or host.kind}"
+    if not of_kind:
+        return f"built for {names}, not for a CPU"
     first = of_kind[0]
     if host.is_of_another_architecture(first.architecture):
         return f"compiled for {first.cpu}, a CPU of another architecture ({first.architecture})"
