@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,63 @@ def test_there_is_a_program_for_each_and_one_archive_for_each_layout(
     for each in manifest.programs:
         assert (tmp_path / "a" / each.vmfb).read_text() == f"program for {each.target.cpu}"
         assert (each.kernels, each.compile_flags[-1]) == ((f"Norm: {each.target.cpu}",), each.target.cpu)
+
+
+MIXED = "cpu:x86-64-v3,x86-64-v4,hip:gfx942,gfx1100"
+
+
+def build_mixed(out: Path, device: str = MIXED, **given: Any) -> Artifact:
+    return build("random:tiny", out, BuildOptions.for_devices(device, **given), QuietProgress())
+
+
+def test_gpus_and_cpus_have_programs_for_their_own_options(compiler: FakeCompiler, tmp_path: Path) -> None:
+    artifact = build_mixed(tmp_path / "a", batch_invariant=True)
+    manifest = manifest_of(artifact)
+    assert manifest.device == "hip:gfx1100,gfx942,cpu:x86-64-v4,x86-64-v3"
+    assert names(tmp_path / "a") == manifest.file_names | {file_names.MANIFEST}
+    assert {name for name in manifest.files if name.startswith("config")} == {
+        "config.hip.json",
+        "config.cpu.json",
+    }
+    for each in manifest.programs:
+        alone = build_mixed(
+            tmp_path / each.target.name, each.target.device, batch_invariant=each.target.kind == "hip"
+        )
+        (options,) = manifest_of(alone).all_options
+        assert replace(manifest, in_use=each).options == options
+        for file, same in (
+            (each.vmfb, alone.vmfb),
+            (each.config, alone.config_file),
+            (each.parameters, alone.parameters[0]),
+        ):
+            assert (tmp_path / "a" / file).read_bytes() == same.read_bytes()
+    assert len(compiler.devices) == len(manifest.programs)
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "count"),
+    [
+        (MIXED, {}, 2),
+        ("hip:gfx90a,gfx942,gfx950,gfx1100,gfx1151,gfx1201", {}, 1),
+        ("hip:gfx942,gfx950", {"weights": "fp8"}, 2),  # 8-bit floats of two kinds
+        ("hip:gfx1100,gfx942,cpu:x86-64-v3", {"weights": "q8_0"}, 2),
+        ("hip:gfx1100,cpu:x86-64-v3,znver4", {}, 3),
+    ],
+)
+def test_no_bytes_are_written_twice(
+    compiler: FakeCompiler, tmp_path: Path, device: str, given: dict[str, Any], count: int
+) -> None:
+    files = manifest_of(build_mixed(tmp_path / "a", device, **given)).files
+    archives = [record.sha256 for name, record in files.items() if name.endswith(".irpa")]
+    assert len(archives) == count
+    hashes = [record.sha256 for record in files.values()]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_equal_configs_are_one_file(compiler: FakeCompiler, tmp_path: Path) -> None:
+    sizes = {"decode_batch_sizes": (1, 8), "extend_sizes": (64,)}
+    manifest = manifest_of(build_mixed(tmp_path / "a", **sizes))
+    assert {each.config for each in manifest.programs} == {file_names.CONFIG}
 
 
 def test_equal_layouts_share_one_archive(compiler: FakeCompiler, tmp_path: Path) -> None:
