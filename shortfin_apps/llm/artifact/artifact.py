@@ -325,8 +325,8 @@ def fitting_host(directory: Path, at_hand: Callable[[str], Iterable[Host]]) -> H
     if found:
         _check_host(directory, manifest, manifest.programs, found[0])
     raise ArtifactError(
-        f"{directory}: built for {manifest.device}, of which this machine has nothing; "
-        f"{_build_here(directory, manifest, this_host())}"
+        f"{directory}: built for {manifest.device}, and this machine has nothing of that (`--device "
+        f"{manifest.programs[0].target.kind}` says why); {_build_here(directory, manifest, this_host())}"
     )
 
 
@@ -399,7 +399,7 @@ def _check_host(
 
 
 def _why_not(programs: Sequence[ProgramRecord], of_kind: Sequence[TargetRecord], host: Host) -> str:
-    names = " and ".join(each.target.name for each in programs)
+    names = ", ".join(each.target.name for each in programs)
     if isinstance(host, HostGpu):
         return f"built for {names}, and this machine has {host.chip or host.kind}"
     if not of_kind:
