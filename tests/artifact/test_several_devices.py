@@ -168,6 +168,13 @@ def test_devices_of_other_kinds_are_not_asked_for(tmp_path: Path) -> None:
             "--device hip:gfx942,gfx950,cpu`",
         ),
         ("cpu:x86-64-v3", HostGpu("hip", "gfx942"), "built for x86-64-v3", "--device hip:gfx942`"),
+        (
+            "hip:gfx942",
+            HostGpu("hip", "gfx1036"),
+            "this machine has gfx1036",
+            "--weights bf16`",
+        ),  # for its CPU
+        ("hip:gfx942,cpu", HostGpu("cuda", None), "this machine has cuda", "--device hip:gfx942,cpu`"),
         (DEVICE, V2, "x86-64-v3 needs avx2", "--device hip:gfx1100,gfx942,cpu:x86-64-v4,x86-64-v3,host`"),
     ],
 )

@@ -30,7 +30,7 @@ from shortfin_apps.llm.artifact.program_record import (
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.device_names import CPU, by_kind, join_devices, kind_of
 from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.contract.host_cpu import HostCpu, this_host
+from shortfin_apps.llm.contract.host_cpu import this_host
 from shortfin_apps.llm.contract.host_gpu import HostGpu
 from shortfin_apps.llm.contract.iree_release import runtime_release
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
@@ -311,17 +311,13 @@ def fitting_host(directory: Path, at_hand: Callable[[str], Iterable[Host]]) -> H
     _check_is_artifact(directory)
     manifest = Manifest.load(directory / MANIFEST)
     found: list[Host] = []
-    passed_over: list[str] = []
     for kind in dict.fromkeys(each.target.kind for each in manifest.programs):
         for host in at_hand(kind):
             if choose_program(manifest.programs, host):
-                if passed_over:
-                    logger.info(
-                        "%s has no program for this machine's %s", directory, " and ".join(passed_over)
-                    )
+                for other in found:
+                    logger.info("%s has no program for this machine's %s", directory, other.device)
                 return host
             found.append(host)
-            passed_over.append(host.kind if isinstance(host, HostCpu) else f"{host.kind}:{host.chip}")
     if found:
         _check_host(directory, manifest, manifest.programs, found[0])
     raise ArtifactError(
@@ -401,7 +397,7 @@ def _check_host(
 def _why_not(programs: Sequence[ProgramRecord], of_kind: Sequence[TargetRecord], host: Host) -> str:
     names = ", ".join(each.target.name for each in programs)
     if isinstance(host, HostGpu):
-        return f"built for {names}, and this machine has {host.chip or host.kind}"
+        return f"built for {names}, and this machine has {host.chip or host.device}"
     if not of_kind:
         return f"built for {names}, not for a CPU"
     first = of_kind[0]
@@ -415,8 +411,11 @@ def _why_not(programs: Sequence[ProgramRecord], of_kind: Sequence[TargetRecord],
 
 
 def _build_here(path: Path, manifest: Manifest, host: Host) -> str:
-    """Suggest a build for this host, together with the artefact's devices if these are several."""
-    here = CPU if isinstance(host, HostCpu) else f"{host.kind}:{host.chip}"
+    """Suggest a build for this host, together with the artefact's devices if these are several.
+
+    A GPU that no build is for is left out; its machine has a CPU.
+    """
+    here = host.device if isinstance(host, HostGpu) and host.is_supported else CPU
     targets = [each.target.device for each in manifest.programs]
     of_kind = {kind_of(each.device): each for each in manifest.all_options}
     options = [
@@ -424,7 +423,7 @@ def _build_here(path: Path, manifest: Manifest, host: Host) -> str:
             of_kind.get(kind_of(devices[0])) or BuildOptions.for_device(devices[0]),
             device=join_devices(devices),
         )
-        for devices in by_kind([*targets, here] if len(targets) > 1 else [here])
+        for devices in by_kind(dict.fromkeys([*targets, here] if len(targets) > 1 else [here]))
     ]
     directory = path if path.is_dir() else path.parent
     return f"rebuild it here with `{rebuild_command(directory, manifest.source.uri, *options)}`"

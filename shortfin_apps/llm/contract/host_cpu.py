@@ -55,6 +55,7 @@ class HostCpu:
     architecture: str | None
     features: frozenset[str]
     kind: ClassVar[str] = "cpu"
+    device: ClassVar[str] = "cpu"
 
     def is_of_another_architecture(self, architecture: str) -> bool:
         """Return whether this CPU cannot run programs for `architecture` (IREE's name); False if unknown."""

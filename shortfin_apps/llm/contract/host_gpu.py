@@ -32,6 +32,16 @@ class HostGpu:
     chip: str | None
     ordinal: int = 0
 
+    @property
+    def device(self) -> str:
+        """The GPU as in `--device`, with the chip if that is known."""
+        return self.kind if self.chip is None else f"{self.kind}:{self.chip}"
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the chip is known and models can be built for it."""
+        return self.chip is not None and (self.kind != "hip" or self.chip in CHIPS)
+
     def runs(self, chip: str) -> bool:
         """Return whether this GPU runs code for `chip`: AMD's only its own, NVIDIA's (PTX) all older ones."""
         if self.chip is None or self.chip == chip:

@@ -27,8 +27,8 @@ class EngineSettings:
     runtime: Runtime = setting("auto", "runtime that executes the VMFB")
     device: str = setting(
         "cpu",
-        "cpu, hip (AMD GPUs), cuda (NVIDIA GPUs) or auto (what the machine has); for a source as in `build` "
-        "(default: what fits an artefact and the machine, for a source cpu)",
+        "cpu, hip (AMD GPUs), cuda (NVIDIA GPUs) or auto (what the machine has; default of artefacts); "
+        "for a source as in `build`",
         common=True,
     )
     device_ids: tuple[str, ...] = setting(
