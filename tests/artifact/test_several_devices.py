@@ -226,9 +226,13 @@ def _is_right(artifact: Artifact) -> bool:
     return True
 
 
-def test_an_edited_config_is_that_of_its_kind_alone(tmp_path: Path) -> None:
+def test_an_edited_config_is_that_of_its_kind_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = built(tmp_path, DEVICE)
     path = folder / file_names.of_device(file_names.CONFIG, "hip")
     path.write_text(path.read_text().replace('"max_seq_len": 1024', '"max_seq_len": 512'))
     assert Artifact.open(folder, host=HostGpu("hip", "gfx942")).config.max_seq_len == 512
     assert Artifact.open(folder, host=V3).config.max_seq_len == 1024
+    assert _is_right(Artifact.open(folder, host=V3))
+    assert "edited" not in caplog.text
+    assert _is_right(Artifact.open(folder, host=HostGpu("hip", "gfx942")))
+    assert "config.hip.json has" in caplog.text

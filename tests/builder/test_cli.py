@@ -51,6 +51,18 @@ def test_sizes_are_by_device_unless_given() -> None:
     assert (given.decode_batch_sizes, given.extend_sizes) == ((4,), ())
 
 
+def test_what_only_cpus_or_gpus_have_is_for_them() -> None:
+    flags = "--batch-invariant --one-launch --activation-bits 8 --top-k 7 --device"
+    on_gpu, on_cpu = cli.options_of(parse("x.gguf", *flags.split(), "hip:gfx942,gfx950,cpu"))
+    assert (on_gpu.device, on_cpu.device) == ("hip:gfx942,gfx950", "cpu")
+    assert (on_gpu.batch_invariant, on_gpu.one_launch, on_gpu.activation_bits) == (True, True, None)
+    assert (on_cpu.batch_invariant, on_cpu.one_launch, on_cpu.activation_bits) == (False, None, 8)
+    assert on_gpu.top_k == on_cpu.top_k == 7
+    for device in ("hip:gfx942", "cpu"):  # a build for one kind refuses what it does not have
+        (alone,) = cli.options_of(parse("x.gguf", *flags.split(), device))
+        assert (alone.batch_invariant, alone.one_launch, alone.activation_bits) == (True, True, 8)
+
+
 def test_every_flag() -> None:
     flags = (
         "--device hip:gfx942 --weights f16 --kv f32 --prefill-batch-sizes 2 --decode-batch-sizes 8,1,8 "

@@ -99,6 +99,8 @@ def test_gpus_and_cpus_have_programs_for_their_own_options(compiler: FakeCompile
         ):
             assert (tmp_path / "a" / file).read_bytes() == same.read_bytes()
     assert len(compiler.devices) == len(manifest.programs)
+    archives = [each.parameters for each in manifest.programs]
+    assert archives == ["model.gfx1100.irpa"] * 2 + ["model.x86-64-v4.irpa"] * 2
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_no_bytes_are_written_twice(
 
 
 def test_equal_configs_are_one_file(compiler: FakeCompiler, tmp_path: Path) -> None:
-    sizes = {"decode_batch_sizes": (1, 8), "extend_sizes": (64,)}
+    sizes: dict[str, Any] = {"decode_batch_sizes": (1, 8), "extend_sizes": (64,)}
     manifest = manifest_of(build_mixed(tmp_path / "a", **sizes))
     assert {each.config for each in manifest.programs} == {file_names.CONFIG}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ class Cuda:
 
 def test_nvidias_driver_tells_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(fails: str = "") -> None:
-        monkeypatch.setattr(host_gpu.ctypes, "CDLL", lambda _: Cuda(fails))
+        monkeypatch.setattr(ctypes, "CDLL", lambda _: Cuda(fails))
 
     load()
     assert (nvidia_chip(), nvidia_chip(1)) == ("sm_120", None)
@@ -154,5 +155,5 @@ def test_without_nvidias_driver_there_is_no_chip(monkeypatch: pytest.MonkeyPatch
     def missing(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(host_gpu.ctypes, "CDLL", missing)
+    monkeypatch.setattr(ctypes, "CDLL", missing)
     assert nvidia_chip() is None
