@@ -63,6 +63,24 @@ def test_what_only_cpus_or_gpus_have_is_for_them() -> None:
         assert (alone.batch_invariant, alone.one_launch, alone.activation_bits) == (True, True, 8)
 
 
+def test_auto_is_what_this_machine_has_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built: list[tuple[BuildOptions, ...]] = []
+
+    def fake(source: str, folder: Path, options: tuple[BuildOptions, ...], **_: object) -> Built:
+        built.append(options)
+        return Built(manifest=Built())
+
+    monkeypatch.setattr(builder, "build", fake)
+    monkeypatch.setattr(cli, "device_of_this_machine", lambda: ("hip:gfx1100,gfx942", "listed there"))
+    args = parse("random:tiny", "--device", "auto")
+    assert cli.run(args) == 0
+    assert built == [(BuildOptions.for_device("hip:gfx1100,gfx942"),)]
+    assert args.device == "hip:gfx1100,gfx942"  # by which the summary of the kernels goes
+    assert capsys.readouterr().err == "--device auto: hip:gfx1100,gfx942, listed there\n"
+
+
 def test_every_flag() -> None:
     flags = (
         "--device hip:gfx942 --weights f16 --kv f32 --prefill-batch-sizes 2 --decode-batch-sizes 8,1,8 "
