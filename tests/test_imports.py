@@ -147,7 +147,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("builder.sources", "builder.weights", "builder.self_test", "builder.program"),
     ),
     "tools.verify": (
-        *("contract", "artifact", "components.runtime.device", "components.runtime"),
+        *("contract", "artifact", "components.runtime"),
         *("components.invocation", "components.self_test", "tools.bench.console"),
     ),
     "tools.replay": (

@@ -100,14 +100,15 @@ def pack_model(model: Model, folder: Path) -> None:
         versions={"iree-base-compiler": metadata.version("iree-base-compiler")},
         source=SourceRecord(uri=f"random:{model.name}", sha256=""),
         spec=model.spec,
-        options=model.options,
-        entries=compiled.entries,
+        all_options=(model.options,),
         vocab_size=model.spec.vocab_size,
         files={},
         programs=(
             ProgramRecord(
                 vmfb=file_names.VMFB,
                 parameters=file_names.PARAMETERS,
+                config=file_names.CONFIG,
+                entries=compiled.entries,
                 target=TargetRecord(
                     device=target.device,
                     architecture=target.architecture,

@@ -122,7 +122,7 @@ def server_flags(
 def measure(model: Model, directory: Path, device: str, emit: Callable[[dict[str, Any]], None]) -> None:
     """Start a server for each of LOADS, and emit the figures of each workload."""
     manifest = Manifest.load(directory / MANIFEST)
-    depth = 1 if loop_sizes(manifest.entries) else 0
+    depth = 1 if loop_sizes(manifest.program.entries) else 0
     for mode, most_clients, processes in LOADS:
         clients = min(most_clients, 4 * max(model.options.decode_batch_sizes))
         flags = server_flags(directory, model, device, mode, depth, clients, processes)

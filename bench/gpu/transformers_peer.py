@@ -43,7 +43,7 @@ def main() -> int:
     torch.set_default_device(args.device)
     with torch.no_grad():  # not inference_mode, as the continuous batching uses its own threads
         model = _model(spec)
-        for rows in manifest["options"]["decode_batch_sizes"]:
+        for rows in manifest["all_options"][0]["decode_batch_sizes"]:
             emit(static_decode(model, rows, args.context))
             torch.compiler.reset()
         emit(continuous_batching(model))

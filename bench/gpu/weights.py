@@ -77,7 +77,7 @@ def complete(packed: Path, out: Path) -> None:
         shutil.copyfile(packed / file_names.PARAMETERS, parameters)
     else:
         write_noise(PARAMETER_LIST.validate_json((packed / LIST).read_bytes()), parameters)
-    files = {name: record(out / name) for name in (file_names.VMFB, *file_names.TEXTS)}
+    files = {name: record(out / name) for name in (file_names.VMFB, file_names.CONFIG, *file_names.TEXTS)}
     files[file_names.PARAMETERS] = FileRecord(sha256=NOT_HASHED, size_bytes=parameters.stat().st_size)
     (out / file_names.MANIFEST).write_bytes(replace(manifest, files=files).to_json())
 

@@ -4,6 +4,7 @@ import argparse
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,8 +59,25 @@ def test_the_command_asks_for_the_same_options(options: BuildOptions) -> None:
     parser = argparse.ArgumentParser()
     builder_cli.add_arguments(parser)
     args = parser.parse_args(shlex.split(command)[2:])
-    assert builder_cli.options_of(args) == options
+    assert builder_cli.options_of(args) == (options,)
     assert (args.source, args.output) == ("a source.gguf", Path("my model"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"decode_batch_sizes": (1, 2, 4, 8, 16, 32)},  # the CPU's default, and not the GPUs'
+        {"batch_invariant": True, "activation_bits": 8, "kv": "f16"},
+    ],
+)
+def test_the_command_for_several_kinds_asks_for_the_options_of_each(given: dict[str, Any]) -> None:
+    options = BuildOptions.for_devices("hip:gfx942,gfx1100,cpu:znver4,host", weights="q8_0", **given)
+    assert len(options) == 2
+    command = rebuild_command(Path("m"), "x.gguf", *options)
+    parser = argparse.ArgumentParser()
+    builder_cli.add_arguments(parser)
+    assert builder_cli.options_of(parser.parse_args(shlex.split(command)[2:])) == options
 
 
 def said(path: Path) -> str:

@@ -35,7 +35,8 @@ def test_opens(folder: Path) -> None:
     assert artifact.manifest is not None
     assert artifact.manifest.spec == SPEC
     assert artifact.config.decode_batch_sizes == artifact.manifest.options.decode_batch_sizes
-    assert {f"decode_bs{n}" for n in artifact.config.decode_batch_sizes} <= set(artifact.manifest.entries)
+    entries = artifact.manifest.program.entries
+    assert {f"decode_bs{n}" for n in artifact.config.decode_batch_sizes} <= set(entries)
     assert all(path.is_file() for path in (artifact.vmfb, *artifact.parameters, artifact.tokenizer))
 
 
@@ -103,7 +104,7 @@ def test_commands_say_in_one_line_to_build_an_old_artefact_again(
     (folder / file_names.MANIFEST).write_text(json.dumps(old))
     assert main([command, str(folder)]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("(format 1, and this version reads 3); build it again with `shortfin-llm build`")
+    assert line.endswith("(format 1, and this version reads 4); build it again with `shortfin-llm build`")
 
 
 @pytest.mark.parametrize("check_sizes", [False, True])

@@ -136,7 +136,7 @@ def test_the_config_that_the_build_wrote_is_read_whatever_this_version_would_wri
     """Defaults may differ between versions."""
     path = folder / file_names.MANIFEST
     manifest = json.loads(path.read_text())
-    manifest["options"]["context_length"] = 64
+    manifest["all_options"][0]["context_length"] = 64
     path.write_text(json.dumps(manifest))
     assert open_files(folder).config.max_seq_len > 64
     edit(folder, lambda config, cache: None)
@@ -148,7 +148,7 @@ def test_options_of_no_build_are_refused(folder: Path) -> None:
     edit(folder, lambda config, cache: None)
     path = folder / file_names.MANIFEST
     manifest = json.loads(path.read_text())
-    manifest["options"]["top_k"] = 0
+    manifest["all_options"][0]["top_k"] = 0
     path.write_text(json.dumps(manifest))
     with pytest.raises(ArtifactError, match=r"config\.json: the manifest's options.*--top-k"):
         Artifact.open(folder)

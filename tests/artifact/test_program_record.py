@@ -39,6 +39,8 @@ def program(cpu: str, features: Sequence[str], device: str | None = None) -> Pro
     return ProgramRecord(
         vmfb=f"model.{cpu}.vmfb",
         parameters="model.irpa",
+        config="config.json",
+        entries=(),
         target=TargetRecord(
             device=device or f"cpu:{cpu}", architecture="x86_64", cpu=cpu, features=tuple(features)
         ),

@@ -91,11 +91,11 @@ def test_a_program_for_one_cpu_is_refused_by_name(build_tiny: BuildTiny) -> None
 
 
 def test_a_program_is_opened_by_name_on_any_host(folder: Path) -> None:
-    opened = Artifact.open(folder, for_this_host=False, cpu="x86-64-v3")
+    opened = Artifact.open(folder, for_this_host=False, name="x86-64-v3")
     assert opened.vmfb.name == "model.x86-64-v3.vmfb"
     assert Artifact.open(folder, for_this_host=False).vmfb.name == "model.znver4.vmfb"
     with pytest.raises(ArtifactError, match="has no program for haswell; it was built for znver4, x86-64-v4"):
-        Artifact.open(folder, for_this_host=False, cpu="haswell")
+        Artifact.open(folder, for_this_host=False, name="haswell")
 
 
 def verify(folder: Path, host: HostCpu) -> None:
@@ -122,7 +122,7 @@ def test_damage_to_what_is_for_other_cpus_does_not_matter(
     (folder / name).unlink()
     caplog.clear()
     verify(folder, V3)
-    assert f"{name} is missing; it is for another CPU" in caplog.text
+    assert f"{name} is missing; it is for another device" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["model.x86-64-v3.vmfb", "model.x86-64-v4.irpa", "tokenizer.json"])
@@ -164,7 +164,7 @@ def test_the_parameters_of_another_cpu_are_refused(folder: Path, monkeypatch: py
     """The archives have equal sizes, so nothing else would notice."""
     monkeypatch.setattr(artifact_module, "this_host", lambda: V3)
     with pytest.raises(
-        ArtifactError, match=r"another CPU than model\.x86-64-v3\.vmfb; give .*x86-64-v4\.irpa"
+        ArtifactError, match=r"another device than model\.x86-64-v3\.vmfb; give .*x86-64-v4\.irpa"
     ):
         from_files(folder, "model.x86-64-v3.vmfb", "model.znver4.irpa")
 

@@ -332,7 +332,7 @@ NEITHER = (
     "cache_list.py",
     "cache_prune.py",
     "cli.py",
-    "cpu_list.py",
+    "device_list.py",
     "output.py",
     "progress.py",
     "tokenizer_config.py",

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 def test_defaults_are_the_options_own() -> None:
     args = parse("x.gguf")
-    assert cli.options_of(args) == BuildOptions()
+    assert cli.options_of(args) == (BuildOptions(),)
     assert not args.no_cache
 
 
 def test_decode_loops_are_for_gpus_unless_asked_for() -> None:
     def sizes(flags: str) -> tuple[int, ...]:
-        return cli.options_of(parse("x.gguf", *flags.split())).loop_sizes
+        return cli.options_of(parse("x.gguf", *flags.split()))[0].loop_sizes
 
     assert sizes("--device cpu:znver4") == ()
     assert sizes("--device hip:gfx942 --decode-batch-sizes 1,8") == (1, 8)
@@ -39,7 +39,7 @@ def test_decode_loops_are_for_gpus_unless_asked_for() -> None:
 
 def test_sizes_are_by_device_unless_given() -> None:
     def options(flags: str) -> BuildOptions:
-        return cli.options_of(parse("x.gguf", *flags.split()))
+        return cli.options_of(parse("x.gguf", *flags.split()))[0]
 
     on_gpu = options("--device hip:gfx942")
     assert (on_gpu.decode_batch_sizes, on_gpu.extend_sizes) == (
@@ -51,13 +51,43 @@ def test_sizes_are_by_device_unless_given() -> None:
     assert (given.decode_batch_sizes, given.extend_sizes) == ((4,), ())
 
 
+def test_what_only_cpus_or_gpus_have_is_for_them() -> None:
+    flags = "--batch-invariant --one-launch --activation-bits 8 --top-k 7 --device"
+    on_gpu, on_cpu = cli.options_of(parse("x.gguf", *flags.split(), "hip:gfx942,gfx950,cpu"))
+    assert (on_gpu.device, on_cpu.device) == ("hip:gfx942,gfx950", "cpu")
+    assert (on_gpu.batch_invariant, on_gpu.one_launch, on_gpu.activation_bits) == (True, True, None)
+    assert (on_cpu.batch_invariant, on_cpu.one_launch, on_cpu.activation_bits) == (False, None, 8)
+    assert on_gpu.top_k == on_cpu.top_k == 7
+    for device in ("hip:gfx942", "cpu"):  # a build for one kind refuses what it does not have
+        (alone,) = cli.options_of(parse("x.gguf", *flags.split(), device))
+        assert (alone.batch_invariant, alone.one_launch, alone.activation_bits) == (True, True, 8)
+
+
+def test_auto_is_what_this_machine_has_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built: list[tuple[BuildOptions, ...]] = []
+
+    def fake(source: str, folder: Path, options: tuple[BuildOptions, ...], **_: object) -> Built:
+        built.append(options)
+        return Built(manifest=Built())
+
+    monkeypatch.setattr(builder, "build", fake)
+    monkeypatch.setattr(cli, "device_of_this_machine", lambda: ("hip:gfx1100,gfx942", "listed there"))
+    args = parse("random:tiny", "--device", "auto")
+    assert cli.run(args) == 0
+    assert built == [(BuildOptions.for_device("hip:gfx1100,gfx942"),)]
+    assert args.device == "hip:gfx1100,gfx942"  # by which the summary of the kernels goes
+    assert capsys.readouterr().err == "--device auto: hip:gfx1100,gfx942, listed there\n"
+
+
 def test_every_flag() -> None:
     flags = (
         "--device hip:gfx942 --weights f16 --kv f32 --prefill-batch-sizes 2 --decode-batch-sizes 8,1,8 "
         "--chunk-sizes none --extend-sizes 256,64 --decode-loop-sizes 8 --context-length 512 "
         "--block-seq-stride 32 --pages 9 --top-k 1 --activation-bits 12"
     )
-    assert cli.options_of(parse("x.gguf", *flags.split())) == BuildOptions(
+    assert cli.options_of(parse("x.gguf", *flags.split()))[0] == BuildOptions(
         device="hip:gfx942",
         weights="f16",
         kv="f32",
@@ -113,6 +143,8 @@ def test_verbose_names_the_kernels_of_each_cpu() -> None:
         ProgramRecord(
             vmfb=f"model.{name}.vmfb",
             parameters="model.irpa",
+            config="config.json",
+            entries=(),
             target=TargetRecord(device=f"cpu:{name}", architecture="x86_64", cpu=name, features=()),
             compile_flags=(),
             kernels=(f"Norm: for {name}",),
@@ -128,7 +160,7 @@ class Built:
     manifest: Built | None = None
     kernels: tuple[str, ...] = ()
     programs: tuple[ProgramRecord | Built, ...] = ()
-    options: BuildOptions = field(default_factory=BuildOptions)
+    all_options: tuple[BuildOptions, ...] = (BuildOptions(),)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +184,7 @@ def test_says_what_quantised_activations_cost(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(builder, "build", lambda *_, **__: Built(manifest=Built(options=options)))
+    monkeypatch.setattr(builder, "build", lambda *_, **__: Built(manifest=Built(all_options=(options,))))
     assert cli.run(parse("random:tiny")) == 0
     error = capsys.readouterr().err
     assert ("activations are rounded to 8 bits" in error) == is_noted
@@ -198,13 +230,13 @@ def test_builds_and_says_where(
         cli.run(parse("random:tiny", "--no-cache", "--no-self-test", "--accept-field", "x", *arguments)) == 0
     )
     head = "head" if "head" in arguments else None
-    assert calls == [("random:tiny", Path(out), BuildOptions(), False, True, ["x"], False, head)]
+    assert calls == [("random:tiny", Path(out), (BuildOptions(),), False, True, ["x"], False, head)]
     assert capsys.readouterr() == (f"{out}\n", told)
 
 
 def test_models_with_and_without_a_head_have_other_folders_in_the_cache(tmp_path: Path) -> None:
     heads = (None, str(tmp_path), "hf:org/head")
-    assert len({cli.served_folder("random:tiny", BuildOptions(), True, head) for head in heads}) == 3
+    assert len({cli.served_folder("random:tiny", (BuildOptions(),), True, head) for head in heads}) == 3
 
 
 def test_a_head_that_is_left_out_is_refused() -> None:

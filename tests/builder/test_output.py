@@ -170,7 +170,7 @@ import sys
 from pathlib import Path
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.progress import PlainProgress
-from shortfin_apps.llm.builder.cpu_list import resolve_targets
+from shortfin_apps.llm.builder.device_list import resolve_targets
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.test_output import fake_compile
 def compile(*args):
@@ -254,7 +254,7 @@ import os, shutil, signal, sys
 from pathlib import Path
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.progress import QuietProgress
-from shortfin_apps.llm.builder.cpu_list import resolve_targets
+from shortfin_apps.llm.builder.device_list import resolve_targets
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.test_output import fake_compile
 root = Path({root!r})

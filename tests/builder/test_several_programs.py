@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,42 +15,17 @@ from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.cache_contents import contents
-from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import PlainProgress, QuietProgress
-from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.spec import BuildOptions
+from tests.builder.fake_compiler import FakeCompiler
 
 SEVERAL = "cpu:x86-64-v3,x86-64-v4,znver4"
-TEXTS = {*file_names.TEXTS, file_names.SELF_TEST}
+TEXTS = {file_names.CONFIG, *file_names.TEXTS, file_names.SELF_TEST}
 FILES = {
     *("model.znver4.vmfb", "model.x86-64-v4.vmfb", "model.x86-64-v3.vmfb"),
     *("model.znver4.irpa", "model.x86-64-v4.irpa"),  # bf16 in pairs, and not
 }
-
-
-@dataclass
-class FakeCompiler:
-    """Keeps the devices that it compiled for; raises `fail` at the device `fail_for`."""
-
-    devices: list[str] = field(default_factory=list)
-    fail_for: str | None = None
-    fail: BaseException = field(default_factory=KeyboardInterrupt)
-
-    def compile_model(
-        self,
-        spec: ModelSpec,
-        options: BuildOptions,
-        out: Path,
-        kernel_cache: Path,
-        on_progress: Callable[[str], None] | None = None,
-    ) -> CompileResult:
-        self.devices.append(options.device)
-        target = resolve_target(options.device)
-        out.write_bytes(f"program for {target.cpu}".encode())
-        if options.device == self.fail_for:
-            raise self.fail
-        return CompileResult("3.9", ("--flag", target.cpu), target, ("decode_bs1",), (f"Norm: {target.cpu}",))
 
 
 @pytest.fixture
@@ -88,11 +63,70 @@ def test_there_is_a_program_for_each_and_one_archive_for_each_layout(
         "x86-64-v4": "model.x86-64-v4.irpa",
         "x86-64-v3": "model.x86-64-v4.irpa",
     }
-    assert manifest.options.device == "cpu:znver4,x86-64-v4,x86-64-v3"
+    assert manifest.device == "cpu:znver4,x86-64-v4,x86-64-v3"
     assert manifest.files.keys() == manifest.file_names == FILES | TEXTS
     for each in manifest.programs:
         assert (tmp_path / "a" / each.vmfb).read_text() == f"program for {each.target.cpu}"
         assert (each.kernels, each.compile_flags[-1]) == ((f"Norm: {each.target.cpu}",), each.target.cpu)
+
+
+MIXED = "cpu:x86-64-v3,x86-64-v4,hip:gfx942,gfx1100"
+
+
+def build_mixed(out: Path, device: str = MIXED, **given: Any) -> Artifact:
+    return build("random:tiny", out, BuildOptions.for_devices(device, **given), QuietProgress())
+
+
+def test_gpus_and_cpus_have_programs_for_their_own_options(compiler: FakeCompiler, tmp_path: Path) -> None:
+    artifact = build_mixed(tmp_path / "a", batch_invariant=True)
+    manifest = manifest_of(artifact)
+    assert manifest.device == "hip:gfx1100,gfx942,cpu:x86-64-v4,x86-64-v3"
+    assert names(tmp_path / "a") == manifest.file_names | {file_names.MANIFEST}
+    assert {name for name in manifest.files if name.startswith("config")} == {
+        "config.hip.json",
+        "config.cpu.json",
+    }
+    for each in manifest.programs:
+        alone = build_mixed(
+            tmp_path / each.target.name, each.target.device, batch_invariant=each.target.kind == "hip"
+        )
+        (options,) = manifest_of(alone).all_options
+        assert replace(manifest, in_use=each).options == options
+        for file, same in (
+            (each.vmfb, alone.vmfb),
+            (each.config, alone.config_file),
+            (each.parameters, alone.parameters[0]),
+        ):
+            assert (tmp_path / "a" / file).read_bytes() == same.read_bytes()
+    assert len(compiler.devices) == len(manifest.programs)
+    archives = [each.parameters for each in manifest.programs]
+    assert archives == ["model.gfx1100.irpa"] * 2 + ["model.x86-64-v4.irpa"] * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "count"),
+    [
+        (MIXED, {}, 2),
+        ("hip:gfx90a,gfx942,gfx950,gfx1100,gfx1151,gfx1201", {}, 1),
+        ("hip:gfx942,gfx950", {"weights": "fp8"}, 2),  # 8-bit floats of two kinds
+        ("hip:gfx1100,gfx942,cpu:x86-64-v3", {"weights": "q8_0"}, 2),
+        ("hip:gfx1100,cpu:x86-64-v3,znver4", {}, 3),
+    ],
+)
+def test_no_bytes_are_written_twice(
+    compiler: FakeCompiler, tmp_path: Path, device: str, given: dict[str, Any], count: int
+) -> None:
+    files = manifest_of(build_mixed(tmp_path / "a", device, **given)).files
+    archives = [record.sha256 for name, record in files.items() if name.endswith(".irpa")]
+    assert len(archives) == count
+    hashes = [record.sha256 for record in files.values()]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_equal_configs_are_one_file(compiler: FakeCompiler, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"decode_batch_sizes": (1, 8), "extend_sizes": (64,)}
+    manifest = manifest_of(build_mixed(tmp_path / "a", **sizes))
+    assert {each.config for each in manifest.programs} == {file_names.CONFIG}
 
 
 def test_equal_layouts_share_one_archive(compiler: FakeCompiler, tmp_path: Path) -> None:
@@ -119,12 +153,11 @@ def test_parameters_are_those_of_the_cpu_alone(compiler: FakeCompiler, tmp_path:
 
 
 def test_one_cpu_has_the_files_of_one_program(compiler: FakeCompiler, tmp_path: Path) -> None:
-    for device in ("cpu:x86-64-v3", "cpu:x86-64-v3,x86-64-v3"):
-        folder = build_tiny(tmp_path / "a", device).vmfb.parent
-        assert names(folder) == {*file_names.FILES, file_names.MANIFEST}
-        written = json.loads((folder / file_names.MANIFEST).read_text())
-        assert [each["vmfb"] for each in written["programs"]] == [file_names.VMFB]
-        assert written["options"]["device"] == "cpu:x86-64-v3"
+    folder = build_tiny(tmp_path / "a", "cpu:x86-64-v3").vmfb.parent
+    assert names(folder) == {*file_names.FILES, file_names.MANIFEST}
+    written = json.loads((folder / file_names.MANIFEST).read_text())
+    assert [each["vmfb"] for each in written["programs"]] == [file_names.VMFB]
+    assert written["all_options"][0]["device"] == "cpu:x86-64-v3"
     assert compiler.devices == ["cpu:x86-64-v3"]
 
 

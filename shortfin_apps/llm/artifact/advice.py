@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
@@ -16,17 +16,23 @@ _FLAGS = {"device_block_count": "--pages"}  # other flags have the name of their
 _WEIGHTS = ("weights", "block_types")
 
 
-def rebuild_command(directory: Path, source: str, options: BuildOptions) -> str:
-    """Return a `shortfin-llm build` command that rebuilds `directory` from `source` with `options`."""
+def rebuild_command(directory: Path, source: str, *options: BuildOptions) -> str:
+    """Return a `shortfin-llm build` command that rebuilds `directory` from `source`.
+
+    `options` has the options for each kind of device.
+    """
     words = ["shortfin-llm", "build", source, "-o", str(directory), "--weights"]
-    words.append(OWN_TYPES if options.block_types else options.weights)
-    defaults = replace(BuildOptions.for_device(options.device), device=BuildOptions().device)
-    for option in fields(BuildOptions):
-        value = getattr(options, option.name)
-        if value != getattr(defaults, option.name) and option.name not in _WEIGHTS:
-            flag = _FLAGS.get(option.name, f"--{option.name.replace('_', '-')}")
-            words += [flag] if value is True else [flag, _text(value)]
-    return shlex.join(words)
+    words.append(OWN_TYPES if options[0].block_types else options[0].weights)
+    device = ",".join(each.device for each in options)
+    flags = {} if device == BuildOptions().device else {"--device": [device]}
+    for each in options:
+        defaults = BuildOptions.for_device(each.device)
+        for option in fields(BuildOptions):
+            value = getattr(each, option.name)
+            if value != getattr(defaults, option.name) and option.name not in _WEIGHTS:
+                flag = _FLAGS.get(option.name, f"--{option.name.replace('_', '-')}")
+                flags[flag] = [] if value is True else [_text(value)]
+    return shlex.join([*words, *(word for flag, values in flags.items() for word in (flag, *values))])
 
 
 def _text(value: object) -> str:

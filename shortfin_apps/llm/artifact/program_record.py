@@ -1,4 +1,4 @@
-"""The programs of an artefact: one, or one for each kind of CPU."""
+"""The programs of an artefact: one, or one for each of several CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Annotated
 from pydantic import Field
 
 from shortfin_apps.llm.artifact.file_names import PROGRAM_FILE
+from shortfin_apps.llm.contract.device_names import kind_of, name_of
 from shortfin_apps.llm.contract.host_cpu import HostCpu
+from shortfin_apps.llm.contract.host_gpu import HostGpu, sm_number
+
+Host = HostCpu | HostGpu  # a device to run on
 
 FileName = Annotated[str, Field(pattern=f"^{PROGRAM_FILE}$")]
 
@@ -26,7 +30,12 @@ class TargetRecord:
     @property
     def name(self) -> str:
         """The CPU or chip as in `--device`: LLVM's name, or `host` for the CPU that built the program."""
-        return self.device.partition(":")[2] or "host"
+        return name_of(self.device)
+
+    @property
+    def kind(self) -> str:
+        """The kind of device: cpu, hip or cuda."""
+        return kind_of(self.device)
 
     @property
     def gives_same_bits(self) -> bool:
@@ -45,14 +54,16 @@ class TargetRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRecord:
-    """A program: names of its files in the artefact, its target, and how it was compiled.
+    """A program: names of its files in the artefact, its target, entries, and how it was compiled.
 
-    Programs with equal weight layouts share a parameters file. `kernels` has a line per kind of operation:
-    the implementation, and why it was chosen.
+    Programs with equal weight layouts share a parameters file, and programs of one kind of device a config.
+    `kernels` has a line per kind of operation: the implementation, and why it was chosen.
     """
 
     vmfb: FileName
     parameters: FileName
+    config: FileName
+    entries: tuple[str, ...]
     target: TargetRecord
     compile_flags: tuple[str, ...]
     kernels: tuple[str, ...]
@@ -62,26 +73,41 @@ class ProgramRecord:
         return self.vmfb, self.parameters
 
 
-def choose_program(programs: Sequence[ProgramRecord], host: HostCpu) -> ProgramRecord | None:
-    """Return the best program that `host` can execute, or None. `programs` must be sorted, the best first.
+def choose_program(programs: Sequence[ProgramRecord], host: Host) -> ProgramRecord | None:
+    """Return the best program that `host` can execute, or None. Programs of CPUs are sorted, best first.
 
-    If `host` does not report its features, returns the last program, which needs the fewest features.
+    A CPU that does not report its features gets the last one, which needs the fewest; an NVIDIA GPU the one
+    for the newest chip.
     """
-    if not host.features:
-        return programs[-1]
-    return next((each for each in programs if not host.missing(each.target.features)), None)
+    usable = [each for each in programs if _obstacle(each.target, host) is None]
+    if not usable:
+        return None
+    if isinstance(host, HostGpu):
+        return max(usable, key=lambda each: sm_number(each.target.cpu)) if host.kind == "cuda" else usable[0]
+    return usable[0 if host.features else -1]
 
 
-def reasons_against(
-    programs: Sequence[ProgramRecord], chosen: ProgramRecord | None, host: HostCpu
-) -> list[str]:
-    """Return, for each program except `chosen`, a phrase that says why it is not the best one for `host`."""
-    return [_reason(each, host) for each in programs if each is not chosen]
+def reasons_against(programs: Sequence[ProgramRecord], chosen: ProgramRecord | None, host: Host) -> list[str]:
+    """Return, for each program of the host's kind but `chosen`, a phrase why it is not the best one."""
+    others = [each.target for each in programs if each is not chosen]
+    return [f"{each.description} {_reason(each, host)}" for each in others if each.kind == host.kind]
 
 
-def _reason(program: ProgramRecord, host: HostCpu) -> str:
-    if not host.features:
-        return f"{program.target.description} may need more, and this host does not tell its features"
-    if missing := host.missing(program.target.features):
-        return f"{program.target.description} needs {', '.join(missing)}"
-    return f"{program.target.description} uses less of it"
+def _reason(target: TargetRecord, host: Host) -> str:
+    if reason := _obstacle(target, host):
+        return reason
+    if isinstance(host, HostCpu) and not host.features:
+        return "may need more, and this host does not tell its features"
+    return "uses less of it"
+
+
+def _obstacle(target: TargetRecord, host: Host) -> str | None:
+    """Return a phrase why `host` cannot execute programs for `target`; None if it can."""
+    if target.kind != host.kind:
+        return "is for another kind of device"
+    if isinstance(host, HostGpu):
+        return None if host.runs(target.cpu) else "is another chip"
+    if host.is_of_another_architecture(target.architecture):
+        return f"is a CPU of another architecture ({target.architecture})"
+    missing = host.missing(target.features)
+    return f"needs {', '.join(missing)}" if missing else None

@@ -2,8 +2,8 @@
 
 Program, tokenizer and self-test are hashed before anything is loaded. The parameters, which take longest, are
 hashed in a thread while the model loads and warms up. The remaining files may be edited at deployment: a
-difference is logged, and the edited file is used (compiled_config.py defines which fields of `config.json`
-may differ). Programs and parameters for other kinds of CPU are not read.
+difference is logged, and the edited file is used (compiled_config.py defines which fields of the config
+may differ). Programs and parameters for other devices are not read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Literal
 
 from shortfin_apps.llm.artifact.artifact import Artifact, Manifest, is_covered
 from shortfin_apps.llm.artifact.file_names import (
-    CONFIG,
     GENERATION_CONFIG,
     SELF_TEST,
     TOKENIZER,
@@ -29,7 +28,7 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 logger = logging.getLogger(__name__)
 
 Verify = Literal["none", "size", "hash"]
-EDITABLE = (CONFIG, TOKENIZER_CONFIG, GENERATION_CONFIG)
+EDITABLE = (TOKENIZER_CONFIG, GENERATION_CONFIG)  # and the config
 MIN_REPORT_BYTES = 1 << 30  # about a second
 
 
@@ -45,7 +44,7 @@ def verifying(artifact: Artifact, verify: Verify) -> Iterator[Callable[[], None]
         return
     folder, files = artifact.vmfb.resolve().parent, _covered(artifact, artifact.manifest)
     _refuse(folder, wrong_files(folder, _some(files, (artifact.vmfb.resolve().name, TOKENIZER, SELF_TEST))))
-    for name, reason in wrong_files(folder, _some(files, EDITABLE)).items():
+    for name, reason in wrong_files(folder, _some(files, (artifact.config_file.name, *EDITABLE))).items():
         logger.warning("%s %s: it was edited since the build; the edited file is used", name, reason)
     parameters = tuple(path.resolve().name for path in artifact.parameters)
     with _in_background(folder, _some(files, parameters)) as wrong:

@@ -36,7 +36,7 @@ from shortfin_apps.llm.builder.cache import (
     content_key,
     user_cache,
 )
-from shortfin_apps.llm.builder.cpu_list import cpu_name, listed_device, resolve_targets
+from shortfin_apps.llm.builder.device_list import resolve_targets
 from shortfin_apps.llm.builder.output import exclusive, replace_output, resolve_output, staging
 from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.progress import BuildProgress, default_progress
@@ -48,6 +48,7 @@ from shortfin_apps.llm.builder.weights.own_types import with_own_types
 from shortfin_apps.llm.builder.weights.parameters import weight_layouts
 from shortfin_apps.llm.builder.weights.write import stored_bytes, write_weights
 from shortfin_apps.llm.contract.config import ModelConfig
+from shortfin_apps.llm.contract.device_names import KINDS, join_devices, kind_of, name_of
 from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 from shortfin_apps.llm.model.config import model_config
 from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions, WeightType
@@ -85,7 +86,7 @@ _COMPILE_RECORD = TypeAdapter(CompileRecord)
 def build(
     source: str,
     out: Path,
-    options: BuildOptions,
+    options: BuildOptions | Sequence[BuildOptions],
     progress: BuildProgress | None = None,
     *,
     use_cache: bool = True,
@@ -97,8 +98,9 @@ def build(
     """Build `source` into the folder `out` and open the artefact; reuse one there that is up to date.
 
     All or nothing: `out` holds either the previous artefact or the new one. The artefact may target other
-    CPUs than this host's; from several programs, the one for the best CPU is opened.
+    devices than this host's; from several programs, the first is opened: a GPU's, or the best CPU's.
 
+    `options`: for one kind of device, or for each of several (`BuildOptions.for_devices`).
     `own_types`: weights keep the source's types, whatever `options` say. `accepted`: fields of the model's
     description to ignore although this package does not know them. `self_test`: whether the artefact gets a
     self-test. `draft_head`: the source of an EAGLE-3 head to build into the model. Raises BuildError.
@@ -106,7 +108,8 @@ def build(
     progress = progress or default_progress()
     try:
         out = resolve_output(out)
-        plan = _plan(source, options, progress, own_types, accepted, self_test, draft_head)
+        each_options = [options] if isinstance(options, BuildOptions) else options
+        plan = _plan(source, each_options, progress, own_types, accepted, self_test, draft_head)
         with exclusive(out, lambda: progress.note(f"waiting for another build of {out}")):
             return _build(plan, out, progress, use_cache)
     except OSError as error:
@@ -115,7 +118,7 @@ def build(
 
 def _plan(
     source: str,
-    options: BuildOptions,
+    each_options: Sequence[BuildOptions],
     progress: BuildProgress,
     own_types: bool,
     accepted: Collection[str],
@@ -127,13 +130,11 @@ def _plan(
         model = open_with_head(model, draft_head, progress, accepted)
     if model.left_out:
         progress.note(f"left out: {model.left_out}")
-    if not options.draft_layer:
+    if not each_options[0].draft_layer:
         model.spec = replace(model.spec, draft=None)
     if own_types:
-        options = with_own_types(model, options)
-    targets = resolve_targets(options.device)
-    options = replace(options, device=listed_device(targets))
-    plan = _Plan(source, model, options, model_config(model.spec, options), targets, self_test)
+        each_options = [with_own_types(model, each) for each in each_options]
+    plan = _Plan(source, model, each_options, self_test)
     if own_types:
         progress.note(f"weights: {_own_weights(plan)}; {_alternative(plan)}")
     else:
@@ -174,11 +175,13 @@ def _note_weights(plan: _Plan, progress: BuildProgress) -> None:
 
 
 def _megabytes(plan: _Plan, options: BuildOptions) -> str:
-    """Format the total size of the parameter files that a build with `options` stores."""
-    spec = plan.model.spec
-    targets = [each.target for each in plan.programs]
-    archives = {repr(weight_layouts(spec, options, target)): target for target in targets}
-    return f"{sum(stored_bytes(spec, options, target) for target in archives.values()) / 1e6:,.1f} MB"
+    """Format the total size of the parameter files that a build with the weight types of `options` stores."""
+    spec, archives = plan.model.spec, {}
+    for program in plan.programs:
+        own = replace(program.options, weights=options.weights, block_types=options.block_types)
+        layouts = weight_layouts(spec, own, program.target)
+        archives[repr(layouts)] = stored_bytes(spec, own, program.target)
+    return f"{sum(archives.values()) / 1e6:,.1f} MB"
 
 
 def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> Artifact:
@@ -198,40 +201,58 @@ def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
-    """A program to build: target, options, file names, and the cache keys of its weights and its VMFB."""
+    """A program to build: target, options, config, file names, and the cache keys of its weights and VMFB."""
 
     target: Target
     options: BuildOptions
-    vmfb: str
-    parameters: str
+    config: ModelConfig
     weights_key: str
     program_key: str
+    vmfb: str = file_names.VMFB
+    parameters: str = file_names.PARAMETERS
+    config_file: str = file_names.CONFIG
+
+    @property
+    def name(self) -> str:
+        return name_of(self.target.device)
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.target.device)
 
 
 class _Plan:
-    """A planned build: its programs, best first, and the cache keys of the self-test and the artefact."""
+    """A planned build: its programs, GPUs first, and the cache keys of the self-test and the artefact.
+
+    `each_options` has the options for each kind of device, in the order of the programs.
+    """
 
     def __init__(
-        self,
-        uri: str,
-        model: ModelSource,
-        options: BuildOptions,
-        config: ModelConfig,
-        targets: tuple[Target, ...],
-        self_test: bool,
+        self, uri: str, model: ModelSource, each_options: Sequence[BuildOptions], self_test: bool
     ) -> None:
         self.uri = uri
         self.model = model
-        self.options = options
-        self.config = config
-        self.use = Use(uri, options.device)
         code = _code_hashes()
-        self.programs = _named([_program(model, options, target, code) for target in targets])
-        self.self_test_key = _self_test_key(model, options, self.programs[0], code) if self_test else None
-        keys = [(each.weights_key, each.program_key) for each in self.programs]
+        programs = [
+            _program(model, options, target, code)
+            for options in each_options
+            for target in resolve_targets(options.device)
+        ]
+        programs.sort(key=lambda each: KINDS.index(each.kind))
+        self.programs = _named(programs)
+        self.configs = {each.config_file: each.config for each in self.programs}
+        self.each_options = tuple(
+            replace(of_kind[0].options, device=join_devices(each.target.device for each in of_kind))
+            for of_kind in _grouped(programs, lambda each: each.kind).values()
+        )
+        self.options = self.programs[0].options
+        self.use = Use(uri, join_devices(each.target.device for each in programs))
+        self.self_test_key = (
+            _self_test_key(model, self.options, self.programs[0], code) if self_test else None
+        )
         self.identity = content_key(
-            *(keys[0] if len(keys) == 1 else (keys,)),
-            *(model.spec, options, config, __version__, code, self.self_test_key),
+            [(each.weights_key, each.program_key, each.config) for each in programs],
+            *(model.spec, self.each_options, __version__, code, self.self_test_key),
         )
 
 
@@ -243,8 +264,7 @@ def _program(model: ModelSource, options: BuildOptions, target: Target, code: di
     return _Program(
         target=target,
         options=options,
-        vmfb=file_names.VMFB,
-        parameters=file_names.PARAMETERS,
+        config=model_config(model.spec, options),
         weights_key=content_key(model.sha256, options.weights, options.block_types, layouts, weights_code),
         # The key excludes the model's name and the number of pages, which the program does not contain: the
         # slab's size is dynamic.
@@ -270,20 +290,19 @@ def _self_test_key(model: ModelSource, options: BuildOptions, first: _Program, c
 
 
 def _named(programs: list[_Program]) -> tuple[_Program, ...]:
-    """Return the programs with their file names; programs with equal weights share a parameter file."""
+    """Return the programs with their file names; equal parameters, and equal configs, share a file."""
     if len(programs) == 1:
         return tuple(programs)
-    readers = _grouped(programs, lambda each: each.weights_key)
-    return tuple(
-        replace(
-            each,
-            vmfb=file_names.of_cpu(file_names.VMFB, cpu_name(each.target)),
-            parameters=each.parameters
-            if len(readers) == 1
-            else file_names.of_cpu(each.parameters, cpu_name(readers[each.weights_key][0].target)),
-        )
-        for each in programs
-    )
+    of_device, readers = file_names.of_device, _grouped(programs, lambda each: each.weights_key)
+    named = [replace(each, vmfb=of_device(each.vmfb, each.name)) for each in programs]
+    if len(readers) > 1:
+        firsts = {key: each[0].name for key, each in readers.items()}
+        named = [
+            replace(each, parameters=of_device(each.parameters, firsts[each.weights_key])) for each in named
+        ]
+    if any(each.config != named[0].config for each in named):
+        named = [replace(each, config_file=of_device(each.config_file, each.kind)) for each in named]
+    return tuple(named)
 
 
 def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgress) -> None:
@@ -295,16 +314,17 @@ def _assemble(plan: _Plan, folder: Path, cache: BuildCache, progress: BuildProgr
     }
     programs = {each.vmfb: _cached_program(plan, each, cache, progress) for each in plan.programs}
     self_tests = _cached_self_tests(plan, cache, progress)
-    with progress.stage("write"):
+    with progress.stage("write") as stage:
         files = _place(weights, file_names.PARAMETERS, folder) | _place(programs, file_names.VMFB, folder)
         files |= _place(self_tests, file_names.SELF_TEST, folder)
         _write_texts(plan, tokenizer, folder)
-        files |= {name: record(folder / name) for name in file_names.TEXTS}
+        files |= {name: record(folder / name) for name in (*plan.configs, *file_names.TEXTS)}
         compiled = [
             _COMPILE_RECORD.validate_json((entry.directory / COMPILE_RECORD).read_bytes())
             for entry in programs.values()
         ]
         (folder / file_names.MANIFEST).write_bytes(_manifest(plan, compiled, files).to_json())
+        stage.say(f"{total_bytes(files) / 1e6:,.1f} MB, programs for {plan.use.device}")
 
 
 def _grouped(programs: Sequence[_Program], key: Callable[[_Program], str]) -> dict[str, list[_Program]]:
@@ -330,11 +350,10 @@ def _manifest(plan: _Plan, compiled: Sequence[CompileRecord], files: dict[str, F
         format_version=FORMAT_VERSION,
         identity=plan.identity,
         product_version=__version__,
-        versions=_versions(plan.programs[0].target),
+        versions=_versions(plan.programs[0].target),  # GPUs come first, whose builds need Triton, too
         source=SourceRecord(uri=plan.uri, sha256=plan.model.sha256),
         spec=plan.model.spec,
-        options=plan.options,
-        entries=compiled[0].entries,
+        all_options=plan.each_options,
         vocab_size=plan.model.spec.vocab_size,
         files=files,
         programs=tuple(map(_program_record, plan.programs, compiled)),
@@ -345,6 +364,8 @@ def _program_record(program: _Program, compiled: CompileRecord) -> ProgramRecord
     return ProgramRecord(
         vmfb=program.vmfb,
         parameters=program.parameters,
+        config=program.config_file,
+        entries=compiled.entries,
         target=compiled.target,
         compile_flags=compiled.flags,
         kernels=compiled.kernels,
@@ -374,9 +395,9 @@ def _cached_weights(
     def make(folder: Path) -> None:
         total = stored_bytes(plan.model.spec, program.options, program.target)
         with progress.stage("weights", total) as stage:
-            cpus = f" for {', '.join(cpu_name(each.target) for each in readers)}"
+            devices = f" for {', '.join(each.name for each in readers)}"
             has_several = len(plan.programs) > 1
-            stage.say(f"{total / 1e6:,.0f} MB of {plan.options.weights}{cpus if has_several else ''}")
+            stage.say(f"{total / 1e6:,.0f} MB of {plan.options.weights}{devices if has_several else ''}")
             path = folder / file_names.PARAMETERS
             write_weights(plan.model, program.options, program.target, path, stage.advance)
 
@@ -422,7 +443,8 @@ def _cached_self_tests(plan: _Plan, cache: BuildCache, progress: BuildProgress) 
 
 
 def _write_texts(plan: _Plan, tokenizer: TokenizerFiles, folder: Path) -> None:
-    _write_json(folder / file_names.CONFIG, plan.config.to_dict())
+    for name, config in plan.configs.items():
+        _write_json(folder / name, config.to_dict())
     (folder / file_names.TOKENIZER).write_text(tokenizer.tokenizer, encoding="utf-8")
     _write_json(folder / file_names.TOKENIZER_CONFIG, tokenizer.config)
     _write_json(folder / file_names.GENERATION_CONFIG, tokenizer.generation)

@@ -87,7 +87,7 @@ def _served(folder: Path) -> Iterator[Held]:
         except ArtifactError:
             yield _held(path, lock, "model", UNKNOWN, UNKNOWN, path)
         else:
-            yield _held(path, lock, "model", found.source.uri, found.options.device, path)
+            yield _held(path, lock, "model", found.source.uri, found.device, path)
 
 
 def _entries(folder: Path) -> Iterator[Held]:

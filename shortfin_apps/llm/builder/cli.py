@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -15,6 +15,7 @@ from shortfin_apps.llm.builder.sources.base import SUPPORTED
 from shortfin_apps.llm.builder.sources.catalogue import first_look
 from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.host_gpu import AUTO, device_of_this_machine
 from shortfin_apps.llm.contract.source_name import KINDS, source_name
 from shortfin_apps.llm.model.kv_layout import KVType
 from shortfin_apps.llm.model.spec import OWN_TYPES, ActivationBits, BuildOptions, WeightType
@@ -33,6 +34,7 @@ examples:
   shortfin-llm build hf:HuggingFaceTB/SmolLM2-360M-Instruct    # into ./artifacts/SmolLM2-360M-Instruct
   shortfin-llm build ./my-llama --device hip:gfx942            # compiled here, run on an MI300X
   shortfin-llm build ./my-llama --device cpu:x86-64-v3,x86-64-v4,sapphirerapids   # run on any of these CPUs
+  shortfin-llm build ./my-llama --device hip:gfx1100,gfx1151,gfx942,cpu           # or of these GPUs
   shortfin-llm build random:tiny -o tiny                       # random weights in seconds, for tests
   shortfin-llm serve smollm2                                   # what to do with it; `serve SOURCE` does both
 
@@ -84,6 +86,9 @@ def run(args: argparse.Namespace) -> int:
     if args.speculative_model is not None and not args.draft_layer:
         raise BuildError("--no-draft-layer leaves out the head of --speculative-model: give one of them")
     _require_compiler()
+    if args.device == AUTO:
+        args.device, reason = device_of_this_machine()
+        print(f"--device auto: {args.device}, {reason}", file=sys.stderr)
     options, own_types = options_of(args), args.weights == OWN_TYPES
     if args.in_cache:
         out = served_folder(args.source, options, own_types, args.speculative_model)
@@ -105,8 +110,9 @@ def run(args: argparse.Namespace) -> int:
         os.utime(out)  # the modification time records the last use
     if args.verbose and artifact.manifest:
         print(visible("\n".join(_kernels(artifact.manifest))), file=sys.stderr)
-    if artifact.manifest and (note := _rounding_note(artifact.manifest.options)):
-        print(f"note: {note}", file=sys.stderr)
+    for each in artifact.manifest.all_options if artifact.manifest else ():
+        if note := _rounding_note(each):
+            print(f"note: {note}", file=sys.stderr)
     print(out)
     args.output = out
     return 0
@@ -127,7 +133,7 @@ def _rounding_note(options: BuildOptions) -> str | None:
 
 
 def _kernels(manifest: Manifest) -> Iterator[str]:
-    """Yield a line with the chosen kernel per kind of operation; with several programs, grouped by CPU."""
+    """Yield a line with the chosen kernel per kind of operation; with several programs, grouped by device."""
     has_one = len(manifest.programs) == 1
     for program in manifest.programs:
         if not has_one:
@@ -141,7 +147,9 @@ def _require_compiler() -> None:
         raise BuildError("building a model needs IREE's compiler: run `pip install 'shortfin-llm[build]'`")
 
 
-def served_folder(source: str, options: BuildOptions, own_types: bool, draft_head: str | None = None) -> Path:
+def served_folder(
+    source: str, options: Sequence[BuildOptions], own_types: bool, draft_head: str | None = None
+) -> Path:
     """Return the cache folder for the artefact of this source and these options."""
     heads = () if draft_head is None else (_whole_name(draft_head),)
     key = content_key(_whole_name(source), options, own_types, *heads)
@@ -153,9 +161,12 @@ def _whole_name(source: str) -> str:
     return str(path.resolve()) if path.exists() else source
 
 
-def options_of(args: argparse.Namespace) -> BuildOptions:
-    """Convert the parsed command-line flags to build options."""
-    return BuildOptions.for_device(
+def options_of(args: argparse.Namespace) -> tuple[BuildOptions, ...]:
+    """Convert the parsed command-line flags to the build options for each kind of device.
+
+    Raises BuildError for an invalid list of devices.
+    """
+    return BuildOptions.for_devices(
         args.device,
         weights=None if args.weights == OWN_TYPES else args.weights,
         kv=args.kv,
@@ -182,10 +193,10 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         default=DEFAULTS.device,
         metavar="DEVICE",
         help="cpu (this host), cpu:NAME (LLVM's name of an x86-64 or aarch64 CPU, as in cpu:znver4 or "
-        "cpu:neoverse-v1), cpu:NAME,NAME (one artefact for several, of which "
-        "the best that the CPU can execute is loaded; `host` is this one), hip (this machine's AMD GPU) or "
-        "hip:CHIP, as in hip:gfx942, or, with the newest IREE, cuda:CHIP, as in cuda:sm_90 "
-        "(default: %(default)s)",
+        "cpu:neoverse-v1), hip (this machine's AMD GPU) or hip:CHIP, as in hip:gfx942, or, with the newest "
+        "IREE, cuda:CHIP, as in cuda:sm_90; or a list, as in cpu:NAME,NAME or hip:CHIP,CHIP,cpu, for one "
+        "artefact with a program for each, of which the best that the machine can execute is loaded (`host` "
+        "is this machine's CPU); or auto, this machine's GPU, else its CPU (default: %(default)s)",
     )
     group.add_argument(
         "--weights",

@@ -10,7 +10,7 @@ from functools import cache
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.contract.gpu_code.chips import CHIPS, WITHOUT_COMPILER, Fp8Type, nearest
 from shortfin_apps.llm.contract.host_cpu import permit_amx
-from shortfin_apps.llm.contract.host_gpu import amd_chip
+from shortfin_apps.llm.contract.host_gpu import amd_chip, sm_number
 from shortfin_apps.llm.contract.iree_release import HOW_TO_INSTALL_NEWEST, OF_SHORTFIN, compiler_release
 
 # Our name of the baseline aarch64 CPU, on any host; LLVM names a baseline CPU only for x86-64 (`x86-64`).
@@ -106,7 +106,7 @@ class Target:
     def fp8(self) -> Fp8Type | None:
         """The 8-bit float type of the GPU's matrix instructions; None without such instructions."""
         if self.architecture == "nvptx":
-            return "f8E4M3FN" if _number(self.cpu) >= _NVIDIA_FP8 else None
+            return "f8E4M3FN" if sm_number(self.cpu) >= _NVIDIA_FP8 else None
         return None if self.is_cpu else CHIPS[self.cpu].fp8
 
     @property
@@ -158,7 +158,7 @@ def _cuda_flags(chip: str) -> tuple[str, ...]:
             f"{chip} needs a newer compiler than IREE {OF_SHORTFIN}'s, which cannot compile attention for "
             f"NVIDIA GPUs; {HOW_TO_INSTALL_NEWEST}, and build with that one"
         )
-    number = _number(chip)
+    number = sm_number(chip)
     runnable = [known for known in _CUDA_CHIPS if known <= number]
     if not runnable:
         raise BuildError(f"{chip} is too old; NVIDIA GPUs are supported from sm_{_CUDA_CHIPS[0]} on")
@@ -168,11 +168,6 @@ def _cuda_flags(chip: str) -> tuple[str, ...]:
         # Constant evaluation is off: the compiler would evaluate constant tensors on the host, and fails to.
         "--iree-opt-const-eval=false",
     )
-
-
-def _number(chip: str) -> int:
-    """Return the number of an NVIDIA chip: 90 for "sm_90a"."""
-    return int(chip.removeprefix("sm_").removesuffix("a"))
 
 
 def _enabled(features: str) -> set[str]:

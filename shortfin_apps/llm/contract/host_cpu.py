@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -53,6 +54,8 @@ class HostCpu:
 
     architecture: str | None
     features: frozenset[str]
+    kind: ClassVar[str] = "cpu"
+    device: ClassVar[str] = "cpu"
 
     def is_of_another_architecture(self, architecture: str) -> bool:
         """Return whether this CPU cannot run programs for `architecture` (IREE's name); False if unknown."""

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, Literal, TypeVar
 
 from shortfin_apps.llm.contract.config import POOLS, Pool
+from shortfin_apps.llm.contract.device_names import CPU, by_kind, join_devices, kind_of, split_devices
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.block import Block
 from shortfin_apps.llm.model.delta_net import DeltaNet
@@ -218,6 +219,11 @@ _GPU_DEFAULTS: dict[str, Any] = {
     "decode_batch_sizes": (1, 8, 16, 32, 64, 128, 256),
     "extend_sizes": (64, 128, 256, 384, 512, 1024, 2048),
 }
+# Options without a meaning on CPUs (True) and on GPUs (False).
+_OF_OTHERS: dict[bool, tuple[str, ...]] = {
+    True: ("batch_invariant", "one_launch"),
+    False: ("activation_bits",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +267,20 @@ class BuildOptions:
         options = {} if device.startswith("cpu") else _GPU_DEFAULTS
         options = options | {name: value for name, value in given.items() if value is not None}
         return cls(device=device, **options)
+
+    @classmethod
+    def for_devices(cls, device: str, **given: Any) -> tuple[BuildOptions, ...]:
+        """Create options for each kind of device in a list. Raises BuildError for an invalid list.
+
+        In a list of CPUs and GPUs, options that only one of them has are for that one.
+        """
+        devices = [join_devices(each) for each in by_kind(split_devices(device))]
+        are_cpus = [kind_of(each) == CPU for each in devices]
+        unset = _OF_OTHERS if len(set(are_cpus)) > 1 else {True: (), False: ()}
+        return tuple(
+            cls.for_device(each, **given | dict.fromkeys(unset[is_cpu]))
+            for each, is_cpu in zip(devices, are_cpus, strict=True)
+        )
 
     @property
     def loop_sizes(self) -> tuple[int, ...]:

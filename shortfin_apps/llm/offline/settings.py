@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.serving.server.building import BuildFailed, built
+from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted
 from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
 from shortfin_apps.llm.serving.server.config_sources import Note, load
 from shortfin_apps.llm.serving.server.settings import HttpSettings
@@ -45,7 +45,7 @@ def with_model(config: ServerConfig) -> ServerConfig:
     Raises BuildError if a build fails (`built` raises BuildFailed, which is for commands).
     """
     try:
-        return built(config)
+        return fitted(built(config))
     except BuildFailed as failure:
         raise BuildError(
             f"building {config.model.artifact} ended with status {failure.status}; its own message says why"

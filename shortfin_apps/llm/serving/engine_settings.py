@@ -27,7 +27,8 @@ class EngineSettings:
     runtime: Runtime = setting("auto", "runtime that executes the VMFB")
     device: str = setting(
         "cpu",
-        "cpu, hip (AMD GPUs) or cuda (NVIDIA GPUs); for a source with NVIDIA's chip, as cuda:sm_90",
+        "cpu, hip (AMD GPUs), cuda (NVIDIA GPUs) or auto (what the machine has; default of artefacts); "
+        "for a source as in `build`",
         common=True,
     )
     device_ids: tuple[str, ...] = setting(
@@ -108,3 +109,8 @@ class EngineSettings:
     def is_on_gpu(self) -> bool:
         """Whether the device is a GPU."""
         return is_gpu(self.device)
+
+    @property
+    def driver(self) -> str:
+        """The device without the chip of a GPU, as `open_device` takes it."""
+        return self.device.partition(":")[0] if self.is_on_gpu else self.device

@@ -109,7 +109,7 @@ def load_engine(
             publisher = _publisher(settings.kv_events, facts.kv_events_topic, config.stride)
             opened.callback(publisher.close)
         device = open_device(
-            settings.device, settings.runtime, threads=settings.threads, device_ids=settings.device_ids
+            settings.driver, settings.runtime, threads=settings.threads, device_ids=settings.device_ids
         )
         opened.callback(device.close)
         recorder = None if facts.dumps is None or settings.dump_dir == "off" else FlightRecorder()

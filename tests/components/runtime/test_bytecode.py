@@ -110,7 +110,7 @@ def test_every_entry_of_a_model_is_read(tiny_artifact: Artifact, build_tiny: Bui
     for artifact in (tiny_artifact, build_tiny(BuildOptions(device="hip:gfx942"))):
         assert artifact.manifest is not None
         calls = read_calls(artifact.vmfb)
-        for entry in artifact.manifest.entries:
+        for entry in artifact.manifest.program.entries:
             functions = [call.function for call in calls[f"{entry}$async"] or ()]
             assert "hal.device.queue.execute" in " ".join(functions)
             dispatches = functions.count("hal.command_buffer.dispatch")

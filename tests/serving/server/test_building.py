@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +16,13 @@ import pytest
 from shortfin_apps.llm.builder.cache import SERVED
 from shortfin_apps.llm.cli import main
 from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
+from shortfin_apps.llm.contract.host_cpu import HostCpu
+from shortfin_apps.llm.contract.host_gpu import HostGpu
 from shortfin_apps.llm.serving.server import building, command
-from shortfin_apps.llm.serving.server.building import BuildFailed, build_command, built, is_source
+from shortfin_apps.llm.serving.server.building import BuildFailed, build_command, built, fitted, is_source
 from shortfin_apps.llm.serving.server.config import ServerConfig
 from tests.builder.model_files import write_gguf, write_hf
+from tests.host_cpus import V3
 
 
 def settings(artifact: Path | str, **values: object) -> ServerConfig:
@@ -87,6 +91,91 @@ def test_a_source_is_built_for_the_device(
     ]
     assert (config.model.artifact, config.engine.device) == (tmp_path / "made", driver)
     assert config.source == "random:tiny"
+
+
+def test_a_list_is_built_and_served_on_what_fits(built_with: list[list[str]], tmp_path: Path) -> None:
+    """No GPU is needed here, as the list has the CPU, too."""
+    config = built(settings("random:tiny", device="hip:gfx942,cpu"))
+    assert built_with[0][6:] == ["--device", "hip:gfx942,cpu"]
+    assert config.engine.device == "auto"
+
+
+def test_auto_is_this_machine_in_one_line(
+    built_with: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(building, "check_gpu", lambda _: None)
+    monkeypatch.setattr(building, "device_of_this_machine", lambda: ("hip:gfx1151", "listed in /sys"))
+    config = built(settings("random:tiny", device="auto"))
+    assert built_with[0][6:] == ["--device", "hip:gfx1151"]
+    assert config.engine.device == "hip"
+    assert [record.getMessage() for record in caplog.records] == [
+        "--device auto: hip:gfx1151, listed in /sys"
+    ]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> list[HostGpu]:
+    """The AMD GPUs of this machine, which the test fills in."""
+    gpus: list[HostGpu] = []
+
+    def at_hand(kind: str) -> list[HostCpu | HostGpu]:
+        return [V3] if kind == "cpu" else [gpu for gpu in gpus if gpu.kind == kind]
+
+    def of(device: str, ids: Sequence[str] = ()) -> HostGpu:
+        return gpus[int(ids[0]) if ids else 0]
+
+    monkeypatch.setattr(building, "hosts_at_hand", at_hand)
+    monkeypatch.setattr(building, "host_of", of)
+    monkeypatch.setattr(building, "fitting_host", lambda _, hosts: (hosts("hip") + hosts("cpu"))[0])
+    return gpus
+
+
+GFX1100, GFX942 = HostGpu("hip", "gfx1100", 0), HostGpu("hip", "gfx942", 1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given", "device", "ids"),
+    [
+        ([], {}, "cpu", ()),
+        ([], {"device": "auto"}, "cpu", ()),
+        ([GFX1100], {}, "hip:gfx1100", ()),
+        ([GFX942], {"device": "auto"}, "hip:gfx942", ("1",)),
+        ([GFX1100, GFX942], {"device": "auto", "device_ids": ("1",)}, "hip:gfx942", ("1",)),
+        ([GFX1100], {"device": "cpu"}, "cpu", ()),
+        ([GFX1100], {"device": "hip"}, "hip:gfx1100", ()),
+        ([GFX1100], {"device": "amdgpu:gfx1100"}, "amdgpu:gfx1100", ()),
+        ([GFX1100, GFX942], {"device": "hip", "device_ids": ("1",)}, "hip:gfx942", ("1",)),
+        ([GFX1100], {"device_ids": ("0",)}, "cpu", ("0",)),  # a setting without effect, as the log says
+        ([HostGpu("hip", None)], {"device": "hip"}, "hip", ()),
+    ],
+)
+def test_a_directory_is_served_on_what_fits_unless_a_device_is_given(
+    machine: list[HostGpu],
+    tmp_path: Path,
+    gpus: list[HostGpu],
+    given: dict[str, object],
+    device: str,
+    ids: tuple[str, ...],
+) -> None:
+    machine += gpus
+    engine = fitted(settings(tmp_path, **given)).engine
+    assert (engine.device, engine.device_ids) == (device, ids)
+    assert engine.driver == device.partition(":")[0]
+
+
+def test_a_chip_that_the_machine_does_not_have_is_refused(machine: list[HostGpu], tmp_path: Path) -> None:
+    machine.append(GFX1100)
+    with pytest.raises(
+        ArtifactError, match="`--device hip:gfx942`: this machine has gfx1100; leave the chip"
+    ):
+        fitted(settings(tmp_path, device="hip:gfx942"))
+
+
+def test_auto_needs_a_directory_or_a_source() -> None:
+    files = {name: Path("x") for name in ("vmfb", "model_config", "tokenizer_json")}
+    with pytest.raises(ArtifactError, match="`--device auto` is for model directories and sources"):
+        fitted(ServerConfig.of({**files, "parameters": [Path("x")], "device": "auto"}))
 
 
 def test_a_draft_models_source_is_built_with_its_own_types(

@@ -10,7 +10,6 @@ import pytest
 
 from shortfin_apps.llm import cli
 from shortfin_apps.llm.serving.server import command
-from shortfin_apps.llm.serving.server import serve as server
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -43,7 +42,7 @@ def test_ctrl_c_before_the_server_runs_is_an_exit_status(monkeypatch: pytest.Mon
     def interrupted(config: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(server, "open_artifact", interrupted)
+    monkeypatch.setattr(command, "fitted", interrupted)
     assert command.main(["model"]) == command.EXIT_INTERRUPTED
 
 

@@ -41,6 +41,11 @@ def test_cpus_are_dealt_out_unless_threads_are_given() -> None:
     assert "threads" not in worker_settings(parse("m", "--device", "hip"), [1, 2], [], [])[0]
 
 
+def test_each_worker_finds_the_chip_of_its_own_gpu() -> None:
+    first, second = worker_settings(parse("m", "--device", "hip:gfx942"), [1, 2], [], [])
+    assert first["device"] == second["device"] == "hip"
+
+
 @given(st.integers(1, 6), st.integers(1, 4))
 def test_devices_are_dealt_out_in_order_and_evenly(num_workers: int, stages: int) -> None:
     ids = [str(index) for index in range(num_workers * stages)]

@@ -48,7 +48,7 @@ KEYS = {
 }
 
 
-LOOSE_WITH_CPU = ["--vmfb", "model.vmfb", "--model-config", "config.json", "--cpu", "haswell"]
+LOOSE_WITH_PROGRAM = ["--vmfb", "model.vmfb", "--model-config", "config.json", "--program", "haswell"]
 
 
 @pytest.fixture
@@ -104,11 +104,11 @@ def several(build_tiny: BuildTiny) -> Path:
 def test_the_programs_for_several_cpus(several: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = document(capsys, str(several))
     assert set(first) == KEYS
-    assert [each["cpu"] for each in first["programs"]] == ["znver4", "x86-64-v4", "x86-64-v3"]
+    assert [each["name"] for each in first["programs"]] == ["znver4", "x86-64-v4", "x86-64-v3"]
     for each in first["programs"]:
-        doc = document(capsys, str(several), "--cpu", each["cpu"])
+        doc = document(capsys, str(several), "--program", each["name"])
         assert doc["programs"] == first["programs"]
-        assert (doc["target"]["cpu"], Path(doc["vmfb"]).name) == (each["cpu"], each["vmfb"])
+        assert (doc["target"]["cpu"], Path(doc["vmfb"]).name) == (each["name"], each["vmfb"])
         assert each["bytes"] == {
             each[name]: (several / each[name]).stat().st_size for name in ("vmfb", "parameters")
         }
@@ -118,11 +118,11 @@ def test_the_programs_for_several_cpus(several: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def test_the_tables_list_the_programs(several: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(several), "--cpu", "x86-64-v4"]) == 0
+    assert main(["inspect", str(several), "--program", "x86-64-v4"]) == 0
     out = capsys.readouterr().out
     assert "cpu:x86-64-v4 (x86_64, x86-64-v4)" in out
     assert "x86-64-v3: model.x86-64-v3.vmfb " in out
-    assert main(["inspect", str(several), "--cpu", "haswell"]) == 2
+    assert main(["inspect", str(several), "--program", "haswell"]) == 2
     assert "no program for haswell; it was built for znver4, x86-64-v4, x86-64-v3" in capsys.readouterr().err
 
 
@@ -174,7 +174,7 @@ def test_an_unknown_entry_is_named(tiny_artifact: Artifact, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["--vmfb", "model.vmfb"], ["dir", "--vmfb", "model.vmfb"], LOOSE_WITH_CPU]
+    "argv", [[], ["--vmfb", "model.vmfb"], ["dir", "--vmfb", "model.vmfb"], LOOSE_WITH_PROGRAM]
 )
 def test_what_to_inspect_has_to_be_named(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", *argv]) == 2

@@ -44,7 +44,7 @@ def test_a_right_artefact_passes(copy: Path, capsys: pytest.CaptureFixture[str])
     assert found.is_right
     [program] = document(found)["programs"]
     assert program["failures"] == program["differing_bits"] == []
-    assert set(program["entries"]) == set(found.manifest.entries)
+    assert set(program["entries"]) == set(found.manifest.program.entries)
 
 
 def test_a_damaged_file_is_named_and_its_effect_shown(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

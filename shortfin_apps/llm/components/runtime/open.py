@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from shortfin_apps.llm.components.runtime.device import CPU_NAMES, GPU_NAMES, Device, GpuDriver
+from shortfin_apps.llm.components.runtime.gpu_chip import gpu_chip
+from shortfin_apps.llm.components.runtime.gpu_choice import select
 from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.contract.host_cpu import permit_amx
+from shortfin_apps.llm.contract.host_cpu import HostCpu, permit_amx, this_host
+from shortfin_apps.llm.contract.host_gpu import HostGpu
 from shortfin_apps.llm.contract.iree_release import runtime_release, shortfin_release
 
 logger = logging.getLogger(__name__)
@@ -59,14 +62,37 @@ def check_gpu(device: str) -> None:
         available_gpus(driver)
 
 
-def gpus_at_hand(device: str) -> int:
-    """Return the number of GPUs of the type `device`; 0 if the driver finds none. Opens no device."""
+def host_of(device: str, device_ids: Sequence[str] = ()) -> HostCpu | HostGpu:
+    """Return the CPU or GPU that `open_device` opens first, with its chip. Opens no device.
+
+    A chip in `device`, as in `hip:gfx942`, is believed without asking the driver. Raises ArtifactError if
+    there is no such GPU.
+    """
+    kind, _, chip = device.partition(":")
+    driver = GPU_NAMES.get(kind)
+    if driver is None:
+        return this_host()
+    if chip:
+        return HostGpu(driver, chip)
     from shortfin_apps.llm.components.runtime.iree_gpu import available_gpus
 
+    available = available_gpus(driver)
+    ordinal = available.index(select(driver, device_ids or ("0",), available)[0])
+    return HostGpu(driver, gpu_chip(driver, ordinal), ordinal)
+
+
+def hosts_at_hand(kind: str) -> list[HostCpu | HostGpu]:
+    """Return this machine's CPU, or its GPUs of this kind; none if the driver finds none. Opens no device."""
+    if kind not in GPU_NAMES:
+        return [this_host()]
+    from shortfin_apps.llm.components.runtime.iree_gpu import available_gpus
+
+    driver = GPU_NAMES[kind]
     try:
-        return len(available_gpus(GPU_NAMES[device]))
+        count = len(available_gpus(driver))
     except ArtifactError:
-        return 0
+        return []
+    return [HostGpu(driver, gpu_chip(driver, ordinal), ordinal) for ordinal in range(count)]
 
 
 def has_shortfin() -> bool:

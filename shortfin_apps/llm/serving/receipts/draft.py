@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.artifact.file_names import CONFIG, GENERATION_CONFIG
+from shortfin_apps.llm.artifact.file_names import GENERATION_CONFIG
 from shortfin_apps.llm.components.request.messages import ChosenLogit, FinishReason
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.serving.receipts.receipt import Receipt, canonical_json, chain_of, digest, to_text
@@ -24,9 +24,9 @@ if TYPE_CHECKING:  # an extra
 class ModelIdentity:
     """Hashes of a model's files, each base64url of 16 bytes.
 
-    `artifact` covers the VMFB, its parameters and config.json. `tokenizer` covers tokenizer.json, and the
+    `artifact` covers the VMFB, its parameters and config. `tokenizer` covers tokenizer.json, and the
     tokenizer config and generation_config.json, which define the end-of-sequence tokens. File names are not
-    hashed: a program has the same hash in an artefact for several kinds of CPU.
+    hashed: a program has the same hash in an artefact for several devices.
     """
 
     artifact: str
@@ -46,7 +46,7 @@ def identity_of(artifact: Artifact) -> ModelIdentity | None:
     program = [manifest.files[path.name].sha256 for path in (artifact.vmfb, *artifact.parameters)]
     texts = (artifact.tokenizer, tokenizer_config, artifact.tokenizer.with_name(GENERATION_CONFIG))
     return ModelIdentity(
-        _joined([*program, _sha256(artifact.vmfb.with_name(CONFIG))]),
+        _joined([*program, _sha256(artifact.config_file)]),
         _joined([_sha256(path) for path in texts]),
     )
 

@@ -13,11 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from shortfin_apps.llm.artifact.advice import is_gguf
+from shortfin_apps.llm.artifact.artifact import fitting_host
 from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
 from shortfin_apps.llm.builder.sources.catalogue import first_look, is_eagle_head
 from shortfin_apps.llm.components.runtime.device import CPU_NAMES, GPU_NAMES
-from shortfin_apps.llm.components.runtime.open import check_gpu
+from shortfin_apps.llm.components.runtime.open import check_gpu, host_of, hosts_at_hand, is_gpu
+from shortfin_apps.llm.contract.device_names import CPU
 from shortfin_apps.llm.contract.errors import ArtifactError, BuildError, missing_extra
+from shortfin_apps.llm.contract.host_cpu import HostCpu
+from shortfin_apps.llm.contract.host_gpu import AUTO, HostGpu, device_of_this_machine
 from shortfin_apps.llm.contract.source_name import SCHEMES
 from shortfin_apps.llm.serving.server.config import BUILD_SETTINGS, ServerConfig, flag
 
@@ -39,6 +43,7 @@ def built(config: ServerConfig) -> ServerConfig:
     chip. Builds run in a separate process, so that the server does not keep the compiler in memory. Raises
     BuildFailed, BuildError for an unsupported model, and ArtifactError if the GPU to serve it is missing.
     """
+    config = _for_this_machine(config)
     draft = config.engine.speculative_model
     if draft is not None and is_eagle_head(str(draft)):
         return _built_with_head(config, draft)
@@ -50,8 +55,62 @@ def built(config: ServerConfig) -> ServerConfig:
                 logger.warning(f"`{flag(name)}` has no effect: the model is built already")
         return config
     directory = _directory_of(config.model.artifact, config, BUILD_SETTINGS)
-    changed = config.changed(artifact=directory, device=_driver(config))
+    changed = config.changed(artifact=directory, device=_served_device(config))
     return replace(changed, source=str(config.model.artifact))
+
+
+def fitted(config: ServerConfig) -> ServerConfig:
+    """Choose the device for a model directory by its programs; name the chip of a GPU, as in `hip:gfx942`.
+
+    Without `--device`, or with `auto`, the device is the first GPU for which the artefact has a program, else
+    the CPU. By the chip, each process of the server then opens the same program. Raises ArtifactError.
+    """
+    host, engine = _host(config), config.engine
+    if host is None:
+        return config
+    if isinstance(host, HostCpu):
+        return config.changed(device=CPU)
+    kind = engine.driver if engine.is_on_gpu else host.kind
+    device = f"{kind}:{host.chip}" if host.chip else kind
+    logger.info("device: %s", device)
+    ids = {} if engine.device_ids or not host.ordinal else {"device_ids": [str(host.ordinal)]}
+    return config.changed(device=device, **ids)
+
+
+def _host(config: ServerConfig) -> HostCpu | HostGpu | None:
+    """Return the device for the model directory; None if the settings have nothing to choose from."""
+    artifact, engine = config.model.artifact, config.engine
+    if artifact is None and engine.device == AUTO:
+        raise ArtifactError("`--device auto` is for model directories and sources; give cpu, hip or cuda")
+    if artifact is None:
+        return None
+    if engine.device == AUTO or not config.given.keys() & {"device", "device_ids"}:
+        return fitting_host(artifact, lambda kind: _at_hand(kind, engine.device_ids))
+    if not engine.is_on_gpu:
+        return None
+    host = host_of(engine.driver, engine.device_ids)
+    if (
+        isinstance(host, HostGpu)
+        and host.chip
+        and engine.device not in (engine.driver, f"{engine.driver}:{host.chip}")
+    ):
+        raise ArtifactError(f"`--device {engine.device}`: this machine has {host.chip}; leave the chip out")
+    return host
+
+
+def _at_hand(kind: str, device_ids: Sequence[str]) -> list[HostCpu | HostGpu]:
+    """Return this machine's devices of a kind; of GPUs, only the first of `device_ids`, if there are any."""
+    return [host_of(kind, device_ids)] if device_ids and is_gpu(kind) else hosts_at_hand(kind)
+
+
+def _for_this_machine(config: ServerConfig) -> ServerConfig:
+    """Replace `--device auto` by this machine's device, if a source is to be built for it."""
+    sources = (config.model.artifact, config.engine.speculative_model)
+    if config.engine.device != AUTO or not any(each and is_source(each) for each in sources):
+        return config
+    device, reason = device_of_this_machine()
+    logger.info("--device auto: %s, %s", device, reason)
+    return config.changed(device=device)
 
 
 def _built_with_head(config: ServerConfig, head: Path) -> ServerConfig:
@@ -69,7 +128,7 @@ def _built_with_head(config: ServerConfig, head: Path) -> ServerConfig:
         )
     directory = _directory_of(source, config, BUILD_SETTINGS, head)
     changed = config.changed(
-        artifact=directory, device=_driver(config), speculative_model=None, speculative="mtp"
+        artifact=directory, device=_served_device(config), speculative_model=None, speculative="mtp"
     )
     return replace(changed, source=str(source))
 
@@ -81,15 +140,17 @@ def _directory_of(
         first_look(str(source))
     except ModuleNotFoundError as error:
         raise BuildError(missing_extra(error) or str(error)) from error
-    check_gpu(_driver(config))  # checked first, as a build for a GPU takes minutes
+    check_gpu(_served_device(config))  # checked first, as a build for a GPU takes minutes
     command = build_command(source, config, settings)
     if head is not None:
         command += ["--speculative-model", str(head)]
     return Path(_run([sys.executable, "-m", "shortfin_apps.llm", *command]))
 
 
-def _driver(config: ServerConfig) -> str:
-    return config.engine.device.partition(":")[0]
+def _served_device(config: ServerConfig) -> str:
+    """Return the device on which to serve what was built for the setting's device, or list of devices."""
+    device = config.engine.device
+    return AUTO if "," in device else device.partition(":")[0]
 
 
 def is_source(path: Path) -> bool:

@@ -17,7 +17,7 @@ from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import LlmError, file_problem
 from shortfin_apps.llm.serving.server import flags as server_flags
 from shortfin_apps.llm.serving.server import logs as server_logging
-from shortfin_apps.llm.serving.server.building import BuildFailed, built
+from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
     for note in notes:  # collected before the log was set up
         logger.warning(note)
     try:
-        config = built(config)
+        config = fitted(built(config))
         from shortfin_apps.llm.serving.server.serve import serve
 
         return serve(config, listener)

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from shortfin_apps.llm.contract.errors import LlmError
+from shortfin_apps.llm.contract.host_gpu import AUTO
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.http.auth import TENANT_HEADER
 from shortfin_apps.llm.serving.server.settings import HttpSettings, ModelSettings, RequestSettings
@@ -94,7 +95,7 @@ class ServerConfig:
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield flags that have no effect because of another setting, each with the reason."""
         engine, http, events = self.engine, self.http, self.engine.kv_events
-        if engine.device_ids and not engine.is_on_gpu:
+        if engine.device_ids and not engine.is_on_gpu and engine.device != AUTO:
             yield "--device-ids", f"it chooses GPUs, and the device is {engine.device}"
         if engine.threads is not None and (engine.is_on_gpu or engine.runtime == "shortfin"):
             yield "--threads", "only the iree runtime on a CPU takes it"

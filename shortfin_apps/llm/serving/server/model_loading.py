@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from shortfin_apps.llm import address_space
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.verification import verifying
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
+from shortfin_apps.llm.components.runtime.open import host_of
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults, penalties, unapplied_fields
@@ -62,7 +64,7 @@ class LoadedEngine:
 def open_artifact(config: ServerConfig) -> Artifact:
     """Open the model directory, or the separate files named by upstream's flags. Raises ArtifactError."""
     if config.model.artifact is not None:
-        return Artifact.open(config.model.artifact, check_sizes=config.model.verify != "none")
+        return _open(config.model.artifact, config)
     assert config.model.vmfb is not None, "ServerConfig requires it"
     assert config.model.model_config is not None, "ServerConfig requires it"
     assert config.model.tokenizer_json is not None, "ServerConfig requires it"
@@ -75,12 +77,17 @@ def open_artifact(config: ServerConfig) -> Artifact:
     )
 
 
+def _open(directory: Path, config: ServerConfig) -> Artifact:
+    host = host_of(config.engine.device, config.engine.device_ids)
+    return Artifact.open(directory, host=host, check_sizes=config.model.verify != "none")
+
+
 def open_draft(config: ServerConfig) -> Artifact | None:
     """Open the draft model; return None if there is none. Raises ArtifactError."""
     if config.engine.speculative_model is None:
         return None
     try:
-        return Artifact.open(config.engine.speculative_model, check_sizes=config.model.verify != "none")
+        return _open(config.engine.speculative_model, config)
     except ArtifactError as error:
         raise ArtifactError(f"the draft model: {error}") from error
 

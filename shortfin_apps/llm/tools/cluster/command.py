@@ -18,7 +18,7 @@ from typing import Any
 from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.serving.server import flags as server_flags
 from shortfin_apps.llm.serving.server import logs as server_logging
-from shortfin_apps.llm.serving.server.building import BuildFailed, built
+from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted
 from shortfin_apps.llm.serving.server.config import ServerConfig
 from shortfin_apps.llm.serving.server.keys import read_keys
 from shortfin_apps.llm.serving.server.model_loading import open_artifact
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         check_installed(options.router)
         check(config)
-        config = built(config)
+        config = fitted(built(config))
         name = config.model.served_model_name or open_artifact(config).name
         return asyncio.run(_serve(config, options, name))
     except BuildFailed as failure:  # the build has already logged the reason

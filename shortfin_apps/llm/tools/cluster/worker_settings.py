@@ -52,6 +52,8 @@ def worker_settings(
     names = config.given.keys() - {*NOT_OF_WORKERS, "device_ids"}
     shared = {name: value for name, value in config.to_json().items() if name in names}
     shared |= {name: list(each) for name, each in (("api_key", keys), ("admin_api_key", admin_keys)) if each}
+    if config.engine.is_on_gpu:
+        shared["device"] = config.engine.driver  # each worker asks its GPUs for their chip
     if takes_threads(config):
         shared["threads"] = max(1, len(os.sched_getaffinity(0)) // len(ports))
     devices = dealt_devices(config, len(ports))

@@ -15,7 +15,7 @@ from shortfin_apps.llm.components.recorder.dump_file import Dump, DumpError
 from shortfin_apps.llm.components.recorder.records import Header
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device
-from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.components.runtime.open import Runtime, host_of, open_device
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.tools.bench.roofline.counts import open_emulated_gpu
 from shortfin_apps.llm.tools.dump_replay.replay import Outcome, Replay, Verdict
@@ -66,7 +66,10 @@ def replay(
 
     Raises DumpError, ArtifactError and InvalidRequestError.
     """
-    artifact = Artifact.open(directory)
+    if where.emulated:
+        artifact = Artifact.open(directory, for_this_host=False)  # the first program is a GPU's, if any is
+    else:
+        artifact = Artifact.open(directory, host=host_of(where.device, where.device_ids))
     is_same = _is_same_program(artifact, dump.header)
     summary = Summary(program=str(directory), is_same_program=is_same)
     with _opened(artifact, where) as (device, findings):

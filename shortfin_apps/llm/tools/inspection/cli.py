@@ -20,7 +20,7 @@ EPILOG = """\
 examples:
   shortfin-llm inspect smollm2                             # what is in it; of kernels those with remarks
   shortfin-llm inspect smollm2-mi300 --entry decode_bs1 --all | less -S    # every kernel of one entry
-  shortfin-llm inspect smollm2-fleet --cpu x86-64-v3       # one of the programs for several CPUs
+  shortfin-llm inspect smollm2-fleet --program gfx1100     # one of the programs for several devices
   shortfin-llm inspect smollm2-mi300 --json - | jq .kernels      # for other programs
   shortfin-llm inspect --vmfb model.vmfb --model-config config.json
 
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--entry", action="append", default=[], metavar="PATTERN", help="only entries that match; repeatable"
     )
     parser.add_argument(
-        "--cpu",
+        "--program",
         metavar="NAME",
-        help="of an artefact for several CPUs, the program for this one (default: the best)",
+        help="of an artefact for several devices, the program for this CPU or chip (default: the first)",
     )
     parser.add_argument("--all", action="store_true", help="show kernels without remarks, too")
     add_json(parser)
@@ -77,8 +77,8 @@ def _subject(args: argparse.Namespace) -> Subject:
 
     loose = (args.vmfb, args.model_config, *args.parameters)
     if args.directory is not None and not any(loose):
-        return open_directory(args.directory, args.cpu)
-    if args.directory is None and args.cpu is None and args.vmfb and args.model_config:
+        return open_directory(args.directory, args.program)
+    if args.directory is None and args.program is None and args.vmfb and args.model_config:
         return open_files(args.vmfb, args.model_config, tuple(args.parameters))
     raise InvalidRequestError(
         "name an artefact's directory, or a compiled model with --vmfb and --model-config", "directory"

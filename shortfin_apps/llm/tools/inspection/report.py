@@ -16,6 +16,7 @@ from shortfin_apps.llm.artifact.program_record import ProgramRecord
 from shortfin_apps.llm.components.invocation.invoker import owned_bytes
 from shortfin_apps.llm.components.runtime.vmfb import check_file
 from shortfin_apps.llm.console import visible
+from shortfin_apps.llm.contract.device_names import kind_of, split_devices
 from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError, missing_extra
 from shortfin_apps.llm.tools.inspection.entries import EntryFacts, read_entries, read_signatures
 from shortfin_apps.llm.tools.inspection.kernels import GpuCode, KernelFacts, Remark, read_kernels, remarks
@@ -132,7 +133,7 @@ def document(report: Report) -> dict[str, Any]:
 def _program(program: ProgramRecord, manifest: Manifest) -> dict[str, Any]:
     """Describe one of the artefact's programs, whether it is the inspected one or not."""
     return {
-        "cpu": program.target.name,
+        "name": program.target.name,
         "vmfb": program.vmfb,
         "parameters": program.parameters,
         "bytes": {name: manifest.files[name].size_bytes for name in program.files if name in manifest.files},
@@ -152,14 +153,15 @@ def _kernel(kernel: KernelFacts) -> dict[str, Any]:
 
 def after(args: argparse.Namespace) -> None:
     """After `build --device hip...`, print a summary of the kernels on stderr. Raises ArtifactError."""
-    if args.device.startswith("hip"):
+    if any(kind_of(each) == "hip" for each in split_devices(args.device)):
         print(visible("\n".join(summary(args.output))), file=sys.stderr)
 
 
 def summary(directory: Path) -> list[str]:
     """Return the lines that `build` prints about its artefact's kernels. Raises ArtifactError.
 
-    If the optional dependency that reads machine code is missing, return one line that names it.
+    Of an artefact for several chips, the lines are about the first. If the optional dependency that reads
+    machine code is missing, return one line that names it.
     """
     try:
         report = make_report(open_directory(directory))

@@ -25,12 +25,12 @@ class Subject:
     manifest: Manifest | None = None
 
 
-def open_directory(directory: Path, cpu: str | None = None) -> Subject:
+def open_directory(directory: Path, program: str | None = None) -> Subject:
     """Open an artefact, even if this machine cannot run it. Raises ArtifactError.
 
-    Raises ArtifactError.
+    `program` names the CPU or chip of one of several programs; by default the first is opened.
     """
-    artifact = Artifact.open(directory, for_this_host=False, cpu=cpu)
+    artifact = Artifact.open(directory, for_this_host=False, name=program)
     return Subject(
         name=artifact.name,
         vmfb=artifact.vmfb,

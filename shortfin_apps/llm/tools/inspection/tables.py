@@ -87,7 +87,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _programs(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield a (name, value) pair per program of an artefact for several kinds of CPU, best program first."""
+    """Yield a (name, value) pair per program of an artefact for several devices, the best first."""
     for index, each in enumerate(manifest.programs if len(manifest.programs) > 1 else ()):
         sizes = ", ".join(
             f"{name} {_megabytes(manifest.files[name].size_bytes)}"

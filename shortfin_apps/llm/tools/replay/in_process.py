@@ -19,7 +19,7 @@ from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
-from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.runtime.open import host_of, open_device
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
@@ -103,7 +103,7 @@ def opened(directory: Path, receipts: Sequence[Receipt], device_name: str = "cpu
 
     Raises ArtifactError, and ReceiptError if a receipt is of another model or impossible for this model.
     """
-    artifact = Artifact.open(directory)
+    artifact = Artifact.open(directory, host=host_of(device_name))
     _check_model(artifact, receipts)
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
     for receipt in receipts:

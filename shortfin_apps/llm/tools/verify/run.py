@@ -11,22 +11,20 @@ from typing import Any
 from rich.table import Table
 
 from shortfin_apps.llm.artifact.artifact import Artifact, Manifest
-from shortfin_apps.llm.artifact.file_names import CONFIG, SELF_TEST
+from shortfin_apps.llm.artifact.file_names import SELF_TEST
 from shortfin_apps.llm.artifact.file_record import wrong_files
-from shortfin_apps.llm.artifact.program_record import ProgramRecord
+from shortfin_apps.llm.artifact.program_record import ProgramRecord, choose_program
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
-from shortfin_apps.llm.components.runtime.device import GPU_NAMES
-from shortfin_apps.llm.components.runtime.open import gpus_at_hand, open_device
+from shortfin_apps.llm.components.runtime.open import hosts_at_hand, open_device
 from shortfin_apps.llm.components.self_test import report
 from shortfin_apps.llm.components.self_test.locate import Location, Locator
 from shortfin_apps.llm.components.self_test.self_test import EntryFailure, Outcome, SelfTest
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.contract.host_cpu import this_host
+from shortfin_apps.llm.contract.host_gpu import HostGpu
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 
-CPU = "cpu"
 # Pages per sequence of a batch, besides SHARED_PAGES that all sequences share.
 ROW_PAGES = 3
 SHARED_PAGES = 8
@@ -81,7 +79,7 @@ def verify(directory: Path, *, threads: int | None = None) -> Verified:
     untested = None
     if artifact.self_test is None:
         untested = "it has no self-test; `shortfin-llm build` adds one"
-    elif not {SELF_TEST, CONFIG} & wrong.keys():
+    elif not {SELF_TEST, *(each.config for each in manifest.programs)} & wrong.keys():
         file = SelfTestFile.load(artifact.self_test)
         for program, kind, ids in _places(manifest.programs):
             results.append(_tested(artifact, program, kind, ids, file, threads))
@@ -95,15 +93,12 @@ def verify(directory: Path, *, threads: int | None = None) -> Verified:
 
 def _places(programs: Sequence[ProgramRecord]) -> Iterator[tuple[ProgramRecord, str, tuple[str, ...]]]:
     """Yield each program with each available device that can run it: the device's kind, and ids for GPUs."""
-    host = this_host()
+    hosts = {kind: hosts_at_hand(kind) for kind in {each.target.kind for each in programs}}
     for program in programs:
-        target = program.target
-        kind = target.device.partition(":")[0]
-        if kind in GPU_NAMES:
-            for index in range(gpus_at_hand(kind)):
-                yield program, kind, (str(index),)
-        elif not host.is_of_another_architecture(target.architecture) and not host.missing(target.features):
-            yield program, CPU, ()
+        kind = program.target.kind
+        for host in hosts[kind]:
+            if choose_program([program], host):
+                yield program, kind, (str(host.ordinal),) if isinstance(host, HostGpu) else ()
 
 
 def _num_pages(config: ModelConfig) -> int:
@@ -120,11 +115,13 @@ def _tested(
     threads: int | None,
 ) -> ProgramResult:
     name = program.target.name
-    config = artifact.config
     try:
+        artifact = Artifact.open(
+            artifact.vmfb.parent, for_this_host=False, check_sizes=False, name=program.target.name
+        )
+        config = artifact.config
         with closing(open_device(kind, threads=threads, device_ids=device_ids)) as device:
-            vmfb, parameters = (artifact.vmfb.with_name(each) for each in program.files)
-            loaded = device.load_program(vmfb, [parameters], config.module_name)
+            loaded = device.load_program(artifact.vmfb, artifact.parameters, config.module_name)
             check_program(loaded, config)
             num_pages = _num_pages(config)
             num_window_pages = 0 if config.window_tokens is None else num_pages

@@ -7,17 +7,18 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.artifact.artifact import Artifact, fitting_host
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.page_table import make_runner
 from shortfin_apps.llm.components.runtime.check import check_program
 from shortfin_apps.llm.components.runtime.device import Device
-from shortfin_apps.llm.components.runtime.open import open_device
+from shortfin_apps.llm.components.runtime.open import hosts_at_hand, open_device
 from shortfin_apps.llm.components.runtime.parameters import parameter_bytes
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.contract.gpu_code.code_object import read_code_objects
 from shortfin_apps.llm.contract.gpu_code.occupancy import waves_by_kernel
+from shortfin_apps.llm.contract.host_gpu import HostGpu
 from shortfin_apps.llm.tools.bench.console import progress_bar
 from shortfin_apps.llm.tools.bench.roofline.cases import Case, Choice, CostModel, Work, choose, plans
 from shortfin_apps.llm.tools.bench.roofline.counts import count, open_emulated_gpu
@@ -30,10 +31,11 @@ def roofline(
     directory: Path, choice: Choice, repeats: int, threads: int | None, *, with_profile: bool
 ) -> dict[str, Any]:
     """Time the artefact's entries; return the JSON document of the run (report.py). Raises LlmError."""
-    artifact = Artifact.open(directory)
+    host = fitting_host(directory, hosts_at_hand)
+    artifact = Artifact.open(directory, host=host)
     assert artifact.manifest is not None, "a directory has one"
-    name = artifact.manifest.options.device.partition(":")[0]
-    with closing(open_device(name, threads=threads)) as device:
+    ids = (str(host.ordinal),) if isinstance(host, HostGpu) else ()
+    with closing(open_device(host.kind, threads=threads, device_ids=ids)) as device:
         runner, cases = _prepare(artifact, device, choice)
         code = load_code_map(artifact.vmfb) if with_profile else None
         machine = load_machine(device, artifact.manifest.spec, artifact.manifest.options)
@@ -48,7 +50,7 @@ def roofline_counts(directory: Path, choice: Choice) -> dict[str, Any]:
 
     Raises LlmError.
     """
-    artifact = Artifact.open(directory)
+    artifact = Artifact.open(directory, for_this_host=False)  # the first program is a GPU's, if any is
     assert artifact.manifest is not None, "a directory has one"
     target = artifact.manifest.program.target
     if target.architecture != "amdgpu":
