@@ -18,11 +18,16 @@ _VERSION = re.compile(r"^gfx_target_version (\d+)$", re.MULTILINE)
 
 def amd_chip() -> str:
     """Return the chip of this machine's AMD GPUs. Raises BuildError if there are none, or several chips."""
-    chips = sorted(set(_chips()))
+    chips = amd_chips()
     if len(chips) == 1:
         return chips[0]
     found = f"this machine has {' and '.join(chips)}" if chips else f"no AMD GPU in {NODES}"
     raise BuildError(f"{found}: give the chip to build for, as in --device hip:{(chips or ['gfx942'])[0]}")
+
+
+def amd_chips() -> list[str]:
+    """Return the chips of this machine's AMD GPUs, without duplicates."""
+    return sorted(set(_chips()))
 
 
 def _chips() -> Iterator[str]:
