@@ -1,7 +1,7 @@
 """Checks of a server's answers: receipts under preemption, drills of harmless faults, a soak.
 
-The server has few pages, and runs `random:tiny` in f32, which must answer with the same bits however it is
-scheduled. Without a compiler, it runs the subject, whose answers are only compared where nothing disturbs.
+The server has few pages, and runs `random:tiny`, built to answer with the same bits however it is scheduled.
+Without a compiler, it runs the subject, of which answers to requests that were preempted may not be compared.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.offline.local_model import AppAnswer, LocalModel
 from shortfin_apps.llm.serving.receipts.receipt import Receipt
-from shortfin_apps.llm.tools.qualify.bench import PAGES_OF_EXACT, Bench, gives_same_bits
+from shortfin_apps.llm.tools.qualify.bench import FEW_PAGES, Bench, gives_same_bits
 from shortfin_apps.llm.tools.qualify.check import Failed, Fault, Passed, Skipped
 from shortfin_apps.llm.tools.replay.in_process import EXTEND, SCHEDULES, opened, replay
 
 GENERATE, ABORT = "/generate", "/abort"
-TOKENS_OF_POOL = (PAGES_OF_EXACT - 1) * 16
+TOKENS_OF_POOL = (FEW_PAGES - 1) * 16
 LONG = 160  # tokens of an answer that a drill ends early
 SHORT = 12
 CROWD_TOKENS = 40
@@ -37,7 +37,7 @@ Drill = Callable[[LocalModel], Awaitable[str]]
 
 def receipts(bench: Bench) -> Passed:
     """Make receipts while requests are preempted, and replay them in other schedules."""
-    artifact = bench.exact
+    artifact = bench.invariant
     thread, model = _server(bench)
     made, preemptions = thread.run(_receipts(model))
     if not preemptions:
@@ -152,7 +152,7 @@ SAME_BITS = "same-bits"  # the name of a served model that gives a request the s
 
 def _server(bench: Bench) -> tuple[Any, LocalModel]:
     try:
-        artifact = bench.exact
+        artifact = bench.invariant
     except Skipped:
         artifact = bench.artifact
         bench.forget_model()
