@@ -63,4 +63,3 @@ def chosen(only: Iterable[str] | None, *, soaks: bool) -> list[Check]:
         return [check for check in CHECKS if not check.is_optional or soaks]
     names = {"machine", *only}
     return [check for check in CHECKS if check.name in names or (check.is_optional and soaks)]
-

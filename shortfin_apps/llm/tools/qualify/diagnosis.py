@@ -1,9 +1,9 @@
 """Tells faults of a device apart by running the self-test again.
 
-    a run differs from the next one on the same program                   missing wait, or a race
-    steady but wrong or changed, and right when loaded again              stale weights
-    wrong again after another load, and the files are as built            wrong kernel result
-    wrong again after another load, and a file is not as built            damaged file
+two further runs differ, or are right again                            missing wait, or another race
+they are alike, wrong, and right when loaded again                     stale weights
+they are alike, and wrong when loaded again; the files are as built    wrong kernel result
+they are alike, and wrong when loaded again; a file is not as built    damaged file
 """
 
 from __future__ import annotations
@@ -58,44 +58,33 @@ def _diagnosis(
     runs: tuple[Outcome, Outcome],
     failures: Sequence[EntryFailure],
 ) -> Failed:
-    third = model.self_test()
+    known = known or (None if failures else runs[0].bits)
+    third, fourth = model.self_test(), model.self_test()
+    found = fourth.failures(same_bits=model.same_bits, known_bits=known)
     figures = {
-        "failures": [f"{each.entry}: {each.problem}" for each in failures],
+        "failures_of_first_run": [f"{each.entry}: {each.problem}" for each in failures],
+        "failures_of_fourth_run": [f"{each.entry}: {each.problem}" for each in found],
         "other_bits_in_second_run": differing(*runs),
-        "other_bits_in_third_run": differing(runs[1], third),
+        "other_bits_in_fourth_run": differing(third, fourth),
     }
-    if unsteady := differing(runs[1], third):
-        text = f"`{unsteady[0]}` gave other bits in another run on the same inputs"
-        return Failed(Fault.MISSING_WAIT, f"{text}{_others(unsteady)}", figures)
-    again = bench.reload().self_test()
-    if not again.failures(same_bits=model.same_bits, known_bits=known or _usual(runs, failures)):
+    if unsteady := differing(third, fourth):
+        text = f"`{unsteady[0]}`{_others(unsteady)} gave other bits in another run on the same inputs"
+        return Failed(Fault.MISSING_WAIT, text, figures)
+    if not found:
         wrong = [each.entry for each in failures] or differing(*runs)
-        text = f"`{wrong[0]}` is wrong{_others(wrong)}; right after loading the same parameters again"
+        text = f"`{wrong[0]}`{_others(wrong)} gave a wrong result, and the right one in later runs"
+        return Failed(Fault.MISSING_WAIT, text, figures)
+    names = [each.entry for each in found]
+    if not bench.reload().self_test().failures(same_bits=model.same_bits, known_bits=known):
+        text = (
+            f"`{names[0]}`{_others(names)} {found[0].problem}, and is right with the parameters loaded again"
+        )
         return Failed(Fault.STALE_WEIGHTS, text, figures)
-    found = third.failures(same_bits=model.same_bits, known_bits=known)
-    return _wrong(bench, model, found or list(failures), third, figures)
-
-
-def _usual(runs: tuple[Outcome, Outcome], failures: Sequence[EntryFailure]) -> Bits:
-    """Return the bits of a first run that was right; empty if it was not."""
-    return {} if failures else runs[0].bits
-
-
-def _wrong(
-    bench: Bench,
-    model: LoadedModel,
-    failures: list[EntryFailure],
-    outcome: Outcome,
-    figures: Mapping[str, object],
-) -> Failed:
     if damaged := damaged_files(bench):
         name, problem = next(iter(damaged.items()))
         return Failed(Fault.DAMAGED_FILE, f"{name} {problem}", {**figures, "files": damaged})
-    if not failures:  # wrong only in a run that cannot be repeated
-        return Failed(Fault.MISSING_WAIT, "an entry was wrong once, and right afterwards", figures)
     subject = report.Subject(device=model.device.name, kernels=model.kernels)
-    location = model.locate(failures, outcome)
-    text = report.sentence(subject, failures, location).removeprefix("self-test: ")
+    text = report.sentence(subject, found, model.locate(found, fourth)).removeprefix("self-test: ")
     return Failed(Fault.WRONG_KERNEL, text, {**figures, "kernels": list(model.kernels)})
 
 

@@ -24,7 +24,13 @@ ROOT = Path("/")
 LIBRARIES = ("iree-base-runtime", "iree-base-compiler", "shortfin", "triton", "numpy")
 # Files of a card's folder `device`, and options of kernel modules that change what a GPU can do.
 _CARD_FILES = (
-    *("vbios_version", "mem_info_vram_total", "mem_info_vram_used", "mem_info_gtt_total", "mem_info_gtt_used"),
+    *(
+        "vbios_version",
+        "mem_info_vram_total",
+        "mem_info_vram_used",
+        "mem_info_gtt_total",
+        "mem_info_gtt_used",
+    ),
     *("current_link_speed", "current_link_width", "power_dpm_force_performance_level", "gpu_busy_percent"),
     *("current_compute_partition", "current_memory_partition"),
 )

@@ -90,7 +90,9 @@ def _checks(doc: Mapping[str, Any]) -> str:
 
 def _entries(doc: Mapping[str, Any]) -> str:
     """Return the roofline as bars; empty if it was not measured."""
-    found = next((each["figures"].get("entries") for each in doc["checks"] if each["name"] == "roofline"), None)
+    found = next(
+        (each["figures"].get("entries") for each in doc["checks"] if each["name"] == "roofline"), None
+    )
     if not found:
         return ""
     longest = max(entry["ratio"] for entry in found)

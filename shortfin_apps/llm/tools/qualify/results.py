@@ -43,7 +43,11 @@ def build(bench: Bench) -> Passed:
         raise Failed(None, "the files have no manifest; `shortfin-llm build` writes one")
     notes = [f"{len(manifest.entries)} entries of {manifest.spec.name} in {manifest.options.stored_weights}"]
     try:
-        others = {"f32": bench.exact, "f32 for the CPU": bench.exact_on_cpu, "one with few pages": bench.invariant}
+        others = {
+            "f32": bench.exact,
+            "f32 for the CPU": bench.exact_on_cpu,
+            "one with few pages": bench.invariant,
+        }
         notes.append(f"random:tiny in {', '.join(others)}")
     except Skipped as skipped:
         notes.append(f"without random:tiny, which {skipped}")
@@ -169,9 +173,10 @@ def weights(bench: Bench) -> Passed:
     return Passed(f"the first load still gives the bits of its first run, as {RELOADS} new loads do at once")
 
 
-NUM_PROMPTS = 20
+# The first four fill a page each, and run out of PAGES_OF_TOKENS when all of them begin another.
+LENGTHS = (*(4 * (15,)), *range(1, 49, 3))
 MAX_TOKENS = 8
-PAGES_OF_TOKENS = 7  # enough for the longest prompt alone
+PAGES_OF_TOKENS = 7
 NEAR_TIE = 1e-3  # of two log-probabilities, between which rounding may choose
 MODES: tuple[BatchModeName, ...] = ("default", "extend-attention")
 
@@ -200,19 +205,19 @@ def tokens(bench: Bench) -> Passed:
     if not bench.is_on_gpu:
         raise Skipped("this is the CPU")
     random = Random(1)
-    prompts = [[random.randrange(32, 127) for _ in range(1 + 3 * n)] for n in range(NUM_PROMPTS)]
+    prompts = [[random.randrange(32, 127) for _ in range(length)] for length in LENGTHS]
     cpu = bench.exact_on_cpu
-    expected, _ = _generate(cpu, _cpu(), "cpu", prompts, "default", NUM_PROMPTS * PAGES_OF_TOKENS)
+    expected, _ = _generate(cpu, _cpu(), "cpu", prompts, "default", len(prompts) * PAGES_OF_TOKENS)
     preemptions = 0
     for mode in MODES:
         found, count = _generate(bench.exact, bench.device, bench.kind, prompts, mode, PAGES_OF_TOKENS)
         preemptions += count
         for number, (want, have) in enumerate(zip(expected, found, strict=True), 1):
             if (difference := want.difference(have)) is not None:
-                text = f"prompt {number} of {NUM_PROMPTS}, mode {mode}: {difference}"
+                text = f"prompt {number} of {len(prompts)}, mode {mode}: {difference}"
                 raise Failed(Fault.WRONG_ANSWER, text, {"preemptions": preemptions})
     return Passed(
-        f"{NUM_PROMPTS} prompts have the CPU's tokens in {len(MODES)} modes, with {preemptions} preemptions",
+        f"{len(prompts)} prompts have the CPU's tokens in {len(MODES)} modes, with {preemptions} preemptions",
         {"preemptions": preemptions},
     )
 

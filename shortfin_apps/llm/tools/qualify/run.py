@@ -26,7 +26,10 @@ MIN_LIMIT_S = 10.0  # also for the last checks, if others took all of the time
 GRACE_S = 5.0  # for the answer of a check that watches its own limit
 STACKS_S, END_S = 1.0, 10.0  # for the stacks of a worker that hangs; for the end of one without work
 TAIL_BYTES = 4000  # of a worker's log, in the report
-BEGIN_BYTES = 65536
+PIECE_BYTES = 65536
+MAX_DEATHS = 2  # checks in a row that hang or end the process; further ones would do the same
+
+GIVEN_UP = f"{MAX_DEATHS} checks in a row hung or ended their process"
 
 WORKER = (sys.executable, "-m", "shortfin_apps.llm.tools.qualify.worker")
 
@@ -101,7 +104,7 @@ class Worker:
             while b"\n" not in self._partial:
                 if not selector.select(max(0.0, end - time.monotonic())):
                     return None
-                if not (piece := os.read(self._answers, BEGIN_BYTES)):
+                if not (piece := os.read(self._answers, PIECE_BYTES)):
                     return b""
                 self._partial += piece
         line, _, self._partial = self._partial.partition(b"\n")
@@ -133,9 +136,14 @@ def run_checks(
     """
     outcomes: list[Outcome] = []
     end = time.monotonic() + total_s
+    num_deaths = 0
     worker: Worker | None = None
     try:
         for number, check in enumerate(checks):
+            if num_deaths == MAX_DEATHS:
+                outcomes.append(Outcome(check.name, Status.SKIPPED, GIVEN_UP, 0.0))
+                on_outcome(outcomes[-1])
+                continue
             left_s = end - time.monotonic()
             shares = sum(each.share for each in checks[number:] if not each.is_optional)
             limit_s = max(MIN_LIMIT_S, left_s * check.share / max(shares, check.share))
@@ -143,7 +151,8 @@ def run_checks(
                 limit_s = 60 * plan.soak_minutes + 60
             worker = worker or Worker(command, plan)
             outcome = _asked(worker, check, limit_s)
-            if outcome.fault in (Fault.HANG, Fault.CRASH):
+            num_deaths = num_deaths + 1 if outcome.fault in (Fault.HANG, Fault.CRASH) else 0
+            if num_deaths:
                 worker.kill()
                 worker.close()
                 worker = None
