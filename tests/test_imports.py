@@ -162,6 +162,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.recorder", "components.invocation", "tools.bench.console", "tools.bench.roofline"),
     ),
     "tools.bench": ("contract", "client", "terminal", "tools.bench.console", "tools.bench.roofline"),
+    "tools.qualify": (
+        *("contract", "console", "model", "artifact", "components.runtime.device", "components.runtime"),
+        *("components.request", "components.batching", "components.invocation", "components.self_test"),
+        *("serving.receipts", "serving.engine_settings", "serving.loading", "offline"),
+        *("tools.bench.roofline", "builder", "tools.verify", "tools.replay", "tools.bench"),
+    ),
     "tools.cluster": (
         *("contract", "console", "restart_delay", "serving.server"),
         *("tools.bench.console",),
@@ -184,7 +190,12 @@ ONLY_IN = {
         "offline.batch",
     ),
     "elftools": ("tools.bench.roofline.profile",),
-    "emulated_gpu": ("tools.bench.roofline", "contract.gpu_code", "tools.inspection.kernels"),
+    "emulated_gpu": (
+        "tools.bench.roofline",
+        "contract.gpu_code",
+        "tools.inspection.kernels",
+        "tools.qualify.emulator",
+    ),
     "markdown_it": ("terminal",),
     "fastapi": ("serving.api", "serving.http", "serving.server"),
     "fastapi_offline": ("serving.api",),

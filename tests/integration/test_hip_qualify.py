@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from shortfin_apps.llm.contract.gpu_code.chips import CHIPS
+from shortfin_apps.llm.tools.qualify import speeds
 from shortfin_apps.llm.tools.qualify.bench import Bench, Plan
-from shortfin_apps.llm.tools.qualify.check import Fault, Outcome, Status
 from shortfin_apps.llm.tools.qualify.checks import BY_NAME, run_check
+from shortfin_apps.llm.tools.qualify.outcome import Fault, Outcome, Status
 from tests.hip import EmulatedGpus
 from tests.tools.qualify.planted import Unordered, check_on
 
@@ -46,6 +47,7 @@ def test_a_sound_gpu_passes_and_is_not_timed(bench: Bench) -> None:
 def test_a_clock_far_below_the_chips_row_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """An emulated GPU that is taken for a real one is one."""
     monkeypatch.setattr(Bench, "is_emulated", False)
+    monkeypatch.setattr(speeds, "MAX_STREAM_BYTES", 1 << 20)
     [outcome] = outcomes(bench, "bandwidth")
     assert outcome.fault is Fault.SLOW_CLOCK
 

@@ -17,8 +17,8 @@ from shortfin_apps.llm.components.runtime.device import (
 )
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.tools.qualify.bench import Bench, Plan
-from shortfin_apps.llm.tools.qualify.check import Outcome
 from shortfin_apps.llm.tools.qualify.checks import BY_NAME, run_check
+from shortfin_apps.llm.tools.qualify.outcome import Outcome
 
 Fault = Callable[[Device], Any]
 

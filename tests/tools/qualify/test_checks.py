@@ -10,8 +10,9 @@ import pytest
 
 from shortfin_apps.llm.tools.qualify import bench as bench_module
 from shortfin_apps.llm.tools.qualify.bench import Bench, Plan
-from shortfin_apps.llm.tools.qualify.check import Check, Failed, Fault, Passed, Skipped, Status
+from shortfin_apps.llm.tools.qualify.check import Check
 from shortfin_apps.llm.tools.qualify.checks import BY_NAME, CHECKS, chosen, run_check
+from shortfin_apps.llm.tools.qualify.outcome import Failed, Fault, Passed, Skipped, Status
 
 
 @pytest.fixture(scope="module")

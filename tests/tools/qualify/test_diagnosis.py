@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
-from shortfin_apps.llm.tools.qualify.check import Fault, Status
+from shortfin_apps.llm.tools.qualify.outcome import Fault, Status
 from tests.conftest import BuildTiny
 from tests.integration import damages
 from tests.integration.test_planted_damage import OPTIONS

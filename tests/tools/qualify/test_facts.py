@@ -32,7 +32,7 @@ FILES = {
     "sys/class/drm/card0-DP-1/status": "connected\n",
     "sys/class/drm/card1/device/vendor": "0x10de\n",
     "proc/driver/nvidia/version": (
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (someone@somewhere)\n"
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  (someone@somewhere)\n"
     ),
     "proc/driver/nvidia/gpus/0000:01:00.0/information": (
         f"Model: \t\t NVIDIA H200\nGPU UUID: \t {SERIAL}\nVideo BIOS: \t 96.00.a5.00.01\n"

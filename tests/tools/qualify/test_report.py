@@ -11,8 +11,8 @@ import pytest
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.tools.qualify.bench import Plan
-from shortfin_apps.llm.tools.qualify.check import Fault, Outcome, Status
 from shortfin_apps.llm.tools.qualify.checks import CHECKS
+from shortfin_apps.llm.tools.qualify.outcome import Fault, Outcome, Status
 from shortfin_apps.llm.tools.qualify.page import page, verdict
 from shortfin_apps.llm.tools.qualify.report import Private, document, write
 

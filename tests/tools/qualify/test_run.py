@@ -9,7 +9,8 @@ import pytest
 
 from shortfin_apps.llm.tools.qualify import run
 from shortfin_apps.llm.tools.qualify.bench import Plan
-from shortfin_apps.llm.tools.qualify.check import Check, Fault, Outcome, Passed, Status
+from shortfin_apps.llm.tools.qualify.check import Check
+from shortfin_apps.llm.tools.qualify.outcome import Fault, Outcome, Passed, Status
 from shortfin_apps.llm.tools.qualify.run import run_checks
 
 # What the worker does at the check of each name; it counts its checks.

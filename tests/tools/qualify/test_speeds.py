@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shortfin_apps.llm.tools.qualify.bench import Bench, Plan
-from shortfin_apps.llm.tools.qualify.check import Failed, Fault, Skipped
+from shortfin_apps.llm.tools.qualify.outcome import Failed, Fault, Skipped
 from shortfin_apps.llm.tools.qualify.speeds import bandwidth, matmul
 
 

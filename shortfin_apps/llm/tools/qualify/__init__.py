@@ -1,6 +1,7 @@
 """`shortfin-llm qualify`: tests a device on which this package has never run, and writes a report.
 
-check.py        what a check is, its outcome, and the faults that outcomes name
+outcome.py      the outcome of a check, and the faults that it can name
+check.py        a check
 checks.py       the list of all checks, in the order in which they run
 facts.py        the machine: chip, driver, firmware, clocks, memory, versions
 bench.py        what checks work on: artefacts, a loaded model, a server; each is made when first needed

@@ -19,7 +19,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.offline.local_model import AppAnswer, LocalModel
 from shortfin_apps.llm.serving.receipts.receipt import Receipt
 from shortfin_apps.llm.tools.qualify.bench import FEW_PAGES, Bench, gives_same_bits
-from shortfin_apps.llm.tools.qualify.check import Failed, Fault, Passed, Skipped
+from shortfin_apps.llm.tools.qualify.outcome import Failed, Fault, Passed, Skipped
 from shortfin_apps.llm.tools.replay.in_process import EXTEND, SCHEDULES, opened, replay
 
 GENERATE, ABORT = "/generate", "/abort"

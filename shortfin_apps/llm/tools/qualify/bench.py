@@ -34,8 +34,8 @@ from shortfin_apps.llm.offline.local_model import LocalModel
 from shortfin_apps.llm.offline.loop_thread import LoopThread
 from shortfin_apps.llm.offline.settings import local_config
 from shortfin_apps.llm.tools.bench.roofline.measure import Machine, load_machine
-from shortfin_apps.llm.tools.qualify.check import Skipped
 from shortfin_apps.llm.tools.qualify.facts import chip_of
+from shortfin_apps.llm.tools.qualify.outcome import Skipped
 from shortfin_apps.llm.tools.verify.run import self_test_pages
 
 TINY = "random:tiny"

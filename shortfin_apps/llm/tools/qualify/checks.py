@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from shortfin_apps.llm.tools.qualify import answers, emulator, results, speeds
 from shortfin_apps.llm.tools.qualify.bench import Bench
-from shortfin_apps.llm.tools.qualify.check import Check, Failed, Fault, Figures, Outcome, Skipped, Status
+from shortfin_apps.llm.tools.qualify.check import Check
+from shortfin_apps.llm.tools.qualify.outcome import Failed, Fault, Figures, Outcome, Skipped, Status
 
 CHECKS = (
     Check("machine", "the chip is known and open to this user", results.describe_machine),

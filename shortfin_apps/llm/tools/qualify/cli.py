@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shortfin_apps.llm.tools.qualify.bench import Plan
-    from shortfin_apps.llm.tools.qualify.check import Outcome
+    from shortfin_apps.llm.tools.qualify.outcome import Outcome
 
 EXIT_OK, EXIT_FAILED = 0, 1
 

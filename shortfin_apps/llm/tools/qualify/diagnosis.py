@@ -15,7 +15,7 @@ from shortfin_apps.llm.artifact.file_record import FileRecord, wrong_files
 from shortfin_apps.llm.components.self_test import report
 from shortfin_apps.llm.components.self_test.self_test import EntryFailure, Key, Outcome
 from shortfin_apps.llm.tools.qualify.bench import Bench, LoadedModel
-from shortfin_apps.llm.tools.qualify.check import Failed, Fault, Passed
+from shortfin_apps.llm.tools.qualify.outcome import Failed, Fault, Passed
 
 Bits = Mapping[Key, bytes]
 

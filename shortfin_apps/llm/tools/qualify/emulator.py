@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shortfin_apps.llm.components.runtime.memory import HIP, loaded_library
 from shortfin_apps.llm.tools.qualify.bench import Bench
-from shortfin_apps.llm.tools.qualify.check import Failed, Fault, Passed, Skipped
+from shortfin_apps.llm.tools.qualify.outcome import Failed, Fault, Passed, Skipped
 
 
 def findings(bench: Bench) -> Passed:

@@ -34,6 +34,7 @@ _CARD_FILES = (
     *("current_link_speed", "current_link_width", "power_dpm_force_performance_level", "gpu_busy_percent"),
     *("current_compute_partition", "current_memory_partition"),
 )
+_SENSOR = re.compile(r"temp\d_input|power1_average|power1_input|freq\d_input")
 _CLOCK_FILES = ("pp_dpm_sclk", "pp_dpm_mclk", "pp_dpm_fclk")
 _NODE_FIELDS = (
     *("gfx_target_version", "simd_count", "simd_per_cu", "max_engine_clk_fcompute", "device_id"),
@@ -100,9 +101,8 @@ def clocks(root: Path = ROOT) -> dict[str, str]:
             if (text := _read(card / "device" / name)) is not None:
                 found[f"{card.name} {name}"] = ", ".join(text.splitlines())
         for sensor in sorted((card / "device" / "hwmon").glob("hwmon*/*_*")):
-            if re.fullmatch(r"(temp\d_input|power1_average|power1_input|freq\d_input)", sensor.name):
-                if (text := _read(sensor)) is not None:
-                    found[f"{card.name} {sensor.name}"] = text
+            if _SENSOR.fullmatch(sensor.name) and (text := _read(sensor)) is not None:
+                found[f"{card.name} {sensor.name}"] = text
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from shortfin_apps.llm.tools.qualify.check import Status
+from shortfin_apps.llm.tools.qualify.outcome import Status
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #2a8a4a; --bad: #c8372d; --dim: #888; }
@@ -20,7 +20,7 @@ p { margin: .25rem 0; } .dim { color: var(--dim); }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
   border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 th { white-space: nowrap; font-weight: 600; overflow-wrap: normal; }
-td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+td.number { width: 7rem; text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .status { font-weight: 600; white-space: nowrap; } .pass { color: var(--good); }
 .status.fail { color: var(--bad); } .skipped { color: var(--dim); }
 .fault { color: var(--bad); font-weight: 600; }
@@ -96,19 +96,26 @@ def _entries(doc: Mapping[str, Any]) -> str:
     if not found:
         return ""
     longest = max(entry["ratio"] for entry in found)
-    rows = [
-        f"<tr><th>{escape(entry['entry'])}</th><td>{entry['rows']} x {entry['new_tokens']}, context "
-        f"{entry['context']}</td>"
-        f'<td class="number">{entry["time_s_median"] * 1e3:,.3f} ms</td>'
-        f'<td class="number">{entry["floor_s"] * 1e3:,.3f} ms</td><td class="number">{entry["ratio"]:.1f}</td>'
-        f'<td><span class="bar" style="width:{_BAR_REM * entry["ratio"] / longest:.2f}rem"></span></td></tr>\n'
-        for entry in found
-    ]
+    rows = "".join(_entry(entry, _BAR_REM * entry["ratio"] / longest) for entry in found)
     names = ("entry", "rows x tokens", "time", "floor", "time / floor", "")
     head = "".join(f"<th>{name}</th>" for name in names)
-    table = f'<div class="scroll"><table>\n<tr>{head}</tr>\n{"".join(rows)}</table></div>'
-    note = '<p class="dim">The floor is the time that the probes of this run need for as many bytes and FLOPs.</p>'
-    return _section("Entries", note + table)
+    table = f'<div class="scroll"><table>\n<tr>{head}</tr>\n{rows}</table></div>'
+    note = "The floor is the time that the probes of this run need for as many bytes and FLOPs."
+    return _section("Entries", f'<p class="dim">{note}</p>{table}')
+
+
+def _entry(entry: Mapping[str, Any], bar_rem: float) -> str:
+    numbers = (
+        f"{entry['time_s_median'] * 1e3:,.3f} ms",
+        f"{entry['floor_s'] * 1e3:,.3f} ms",
+        f"{entry['ratio']:.1f}",
+    )
+    return (
+        f"<tr><th>{escape(entry['entry'])}</th>"
+        f"<td>{entry['rows']} x {entry['new_tokens']}, context {entry['context']}</td>"
+        + "".join(f'<td class="number">{number}</td>' for number in numbers)
+        + f'<td><span class="bar" style="width:{bar_rem:.2f}rem"></span></td></tr>\n'
+    )
 
 
 def _machine_rows(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 from shortfin_apps.llm.tools.qualify.bench import Plan
-from shortfin_apps.llm.tools.qualify.check import Check, Outcome, Status
+from shortfin_apps.llm.tools.qualify.check import Check
+from shortfin_apps.llm.tools.qualify.outcome import Outcome, Status
 from shortfin_apps.llm.tools.qualify.page import page
 
 SCHEMA = "shortfin-llm-qualify/1"

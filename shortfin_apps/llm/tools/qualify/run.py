@@ -15,11 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from shortfin_apps.llm.tools.qualify.bench import Plan
-from shortfin_apps.llm.tools.qualify.check import Check, Fault, Outcome, Status
+from shortfin_apps.llm.tools.qualify.check import Check
+from shortfin_apps.llm.tools.qualify.outcome import Fault, Outcome, Status
 
 TOTAL_S = 600.0
 MIN_LIMIT_S = 10.0  # also for the last checks, if others took all of the time
@@ -47,7 +49,7 @@ class Worker:
     """A worker process. Callers must call `close`."""
 
     def __init__(self, command: Sequence[str], plan: Plan) -> None:
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         self._answers, theirs = os.pipe()
         self._process = subprocess.Popen(
             [*command, str(theirs), json.dumps(asdict(plan))],
@@ -83,10 +85,8 @@ class Worker:
     def close(self) -> None:
         """End the process; kill it if it does not end by itself."""
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass
         if self._wait(END_S) is None:
             self.kill()
         os.close(self._answers)

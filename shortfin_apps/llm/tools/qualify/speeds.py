@@ -18,14 +18,14 @@ from shortfin_apps.llm.tools.bench.stats import Summary
 from shortfin_apps.llm.tools.bench.target import Target, server_tokenizer, token_prompts
 from shortfin_apps.llm.tools.bench.workload import PRESETS
 from shortfin_apps.llm.tools.qualify.bench import Bench
-from shortfin_apps.llm.tools.qualify.check import Failed, Fault, Passed, Skipped
 from shortfin_apps.llm.tools.qualify.facts import clocks
+from shortfin_apps.llm.tools.qualify.outcome import Failed, Fault, Passed, Skipped
 
 # Of the chip's peak in the table, which is of the fastest product. A probe reaches more than half of its
 # product's; a GPU that is stuck at its lowest memory or engine clock reaches less than this.
 SLOW_SHARE = 0.25
 PROBES = 3
-MAX_STREAM_BYTES, MIN_STREAM_BYTES = 1 << 30, 16 << 20  # the most does not fit into any cache
+MAX_STREAM_BYTES = 1 << 30  # does not fit into any cache
 CPU_STREAM_BYTES = 256 << 20
 
 
@@ -35,7 +35,7 @@ def bandwidth(bench: Bench) -> Passed:
     num_bytes = CPU_STREAM_BYTES
     if bench.is_on_gpu:
         spare = bench.device.spare_bytes() or 4 * MAX_STREAM_BYTES
-        num_bytes = max(MIN_STREAM_BYTES, min(MAX_STREAM_BYTES, spare // 4))
+        num_bytes = min(MAX_STREAM_BYTES, spare // 4)
     found = [bench.machine.bytes_per_s(num_bytes) for _ in range(PROBES)]
     row = None if bench.chip is None else bench.chip.limits.bytes_per_s
     return judge_speed(bench, "bandwidth", "GB/s", found, row)
