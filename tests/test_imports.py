@@ -123,8 +123,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "client": ("contract", "lone_surrogates"),
     "terminal": ("contract", "console", "lone_surrogates", "cli", "client"),
     "offline": (
-        *("contract", "console", "setting", "lone_surrogates", "serving.frontend", "serving.http"),
-        *("serving.api", "serving.server", "client", "terminal"),
+        *("contract", "console", "setting", "lone_surrogates", "components.engine", "serving.frontend"),
+        *("serving.http", "serving.api", "serving.server", "client", "terminal"),
     ),
     "tools": (),
     "tools.bench.console": ("contract", "console"),
@@ -163,10 +163,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "tools.bench": ("contract", "client", "terminal", "tools.bench.console", "tools.bench.roofline"),
     "tools.qualify": (
-        *("contract", "console", "model", "artifact", "components.runtime.device", "components.runtime"),
-        *("components.request", "components.batching", "components.invocation", "components.self_test"),
-        *("serving.receipts", "serving.engine_settings", "serving.loading", "offline"),
-        *("tools.bench.roofline", "builder", "tools.verify", "tools.replay", "tools.bench"),
+        *("contract", "console", "model", "artifact", "builder.progress", "components.kvcache"),
+        *("components.runtime.device", "components.runtime", "components.request", "components.batching"),
+        *("components.invocation", "components.self_test", "serving.receipts", "serving.engine_settings"),
+        *("serving.loading", "offline", "builder", "tools.bench.roofline", "tools.verify", "tools.replay"),
+        *("tools.bench",),
     ),
     "tools.cluster": (
         *("contract", "console", "restart_delay", "serving.server"),
