@@ -18,7 +18,18 @@ pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300)]
 
 CHIP = "gfx1151"
 DEVICE = f"hip:{CHIP}"
-CHECKED = ("machine", "build", "files", "self-test", "self-test-f32", "queued", "weights", "tokens", "abort")
+CHECKED = (
+    "machine",
+    "device",
+    "build",
+    "files",
+    "self-test",
+    "self-test-f32",
+    "queued",
+    "weights",
+    "tokens",
+    "abort",
+)
 TIMED = ("bandwidth", "matmul", "roofline", "W1", "W2", "W3")
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.tools.qualify import bench as bench_module
 from shortfin_apps.llm.tools.qualify.bench import Bench, Plan
 from shortfin_apps.llm.tools.qualify.check import Check
@@ -54,19 +58,49 @@ def test_what_a_check_raises_is_its_outcome(
     assert (outcome.status, outcome.fault, outcome.text) == (status, fault, text)
 
 
-def test_without_a_compiler_what_must_be_built_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
 
     def without(name: str, *rest: Any) -> Any:
         return None if name == "iree.compiler" else find_spec(name, *rest)
 
     monkeypatch.setattr(bench_module, "find_spec", without)
-    other = Bench(Plan("random:tiny", "cpu"))
-    for name in ("self-test", "tokens", "receipts", "bandwidth"):
-        if name != "tokens":
-            outcome = run_check(BY_NAME[name], other, 60.0)
-            assert outcome.status is Status.SKIPPED
-            assert "run `pip install" in outcome.text
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_what_must_be_built_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_artifact: Artifact
+) -> None:
+    monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(tmp_path))
+    bench = Bench(Plan("random:tiny", "cpu"))
+    for name in ("self-test", "receipts", "bandwidth"):
+        outcome = run_check(BY_NAME[name], bench, 60.0)
+        assert outcome.status is Status.SKIPPED
+        assert "run `pip install" in outcome.text
+    bench = Bench(Plan(str(tiny_artifact.vmfb.parent), "cpu"))
+    for name in ("build", "self-test", "leave", "pages"):
+        outcome = run_check(BY_NAME[name], bench, 60.0)
+        assert (outcome.status, outcome.fault) == (Status.PASSED, None), outcome.text
+    bench.close()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_a_cache_is_used(bench: Bench) -> None:
+    cached = bench.exact_on_cpu
+    assert Bench(Plan("random:tiny", "cpu")).exact_on_cpu.vmfb == cached.vmfb
+
+
+def test_what_needs_a_device_that_does_not_open_is_skipped() -> None:
+    def broken(kind: str) -> Device:
+        raise ArtifactError("no driver")
+
+    bench = Bench(Plan("random:tiny", "cpu"), broken)
+    outcomes = [run_check(BY_NAME[name], bench, 60.0) for name in ("device", "self-test", "abort", "W1")]
+    assert outcomes[0].text == "ArtifactError: no driver"
+    assert [(each.status, each.text) for each in outcomes[1:]] == 3 * [
+        (Status.SKIPPED, "needs the device (no driver)")
+    ]
 
 
 def test_optional_checks_run_if_they_are_asked_for() -> None:

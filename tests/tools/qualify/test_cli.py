@@ -47,7 +47,7 @@ def test_wrong_options_are_refused_by_name(
     tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert qualify("--only", "speed", "--out", tmp_path) == 2
-    assert "no check is named 'speed'; there are machine, build" in capsys.readouterr().err
+    assert "no check is named 'speed'; there are machine, device" in capsys.readouterr().err
     assert qualify(tiny_artifact.vmfb.parent, "--device", "hip:gfx942", "--out", tmp_path) == 2
     assert "was built for cpu; leave out `--device hip:gfx942`" in capsys.readouterr().err
     assert qualify("--soak", "-1", "--out", tmp_path) == 2

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.file_names import MANIFEST
@@ -38,6 +38,8 @@ from shortfin_apps.llm.tools.qualify.facts import chip_of
 from shortfin_apps.llm.tools.qualify.outcome import Skipped
 from shortfin_apps.llm.tools.verify.run import self_test_pages
 
+T = TypeVar("T")
+
 TINY = "random:tiny"
 # Few buckets, so that a build takes seconds and an emulated GPU runs them in seconds.
 _FEW = {"prefill_batch_sizes": (1,), "decode_batch_sizes": (1, 4), "extend_sizes": (64,)}
@@ -47,7 +49,7 @@ FEW_PAGES = 16  # for 240 tokens: enough for any one request of a check, and too
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to qualify: an artefact's directory or a source; `device` as `build` names it."""
+    """What to qualify: an artefact's directory or `random:tiny`; `device` as `build` names it."""
 
     subject: str
     device: str
@@ -123,6 +125,7 @@ class Bench:
         self._clock = clock
         self._limit_s = clock()
         self._server: tuple[Path, LoopThread, LocalModel] | None = None
+        self._failed: dict[str, str] = {}  # what could not be made, with the reason
 
     def begin(self, limit_s: float) -> None:
         """Start a check that may take so many seconds."""
@@ -154,16 +157,15 @@ class Bench:
 
     @cached_property
     def artifact(self) -> Artifact:
-        """The artefact to qualify, built now if the subject is a source."""
-        if self.plan.is_artefact:
-            return Artifact.open(Path(self.plan.subject))
-        few = {**_FEW, "context_length": 1024} if self.plan.subject == TINY else {}
-        return _built(self.plan.subject, BuildOptions.for_device(self.plan.device, **few))
+        """The artefact to qualify; `random:tiny` is built now."""
+        if self.plan.subject != TINY:
+            return self._made("the artefact", lambda: Artifact.open(Path(self.plan.subject)))
+        return self._tiny(self.plan.device, **_FEW, context_length=1024)
 
     @cached_property
     def exact(self) -> Artifact:
         """`random:tiny` for the device in f32, where rounding seldom chooses another token."""
-        return _built(TINY, BuildOptions.for_device(self.plan.device, **_SHORT, weights="f32", kv="f32"))
+        return self._tiny(self.plan.device, **_SHORT, weights="f32", kv="f32")
 
     @cached_property
     def invariant(self) -> Artifact:
@@ -172,16 +174,16 @@ class Bench:
         In bf16: without matrix instructions, as of RDNA in f32, entries add in other orders.
         """
         is_amd = self.kind in ("hip", "amdgpu")
-        return _built(TINY, BuildOptions.for_device(self.plan.device, **_SHORT, batch_invariant=is_amd))
+        return self._tiny(self.plan.device, **_SHORT, batch_invariant=is_amd)
 
     @cached_property
     def exact_on_cpu(self) -> Artifact:
         """The same model for this CPU."""
-        return _built(TINY, BuildOptions.for_device("cpu", **_SHORT, weights="f32", kv="f32"))
+        return self._tiny("cpu", **_SHORT, weights="f32", kv="f32")
 
     @cached_property
     def device(self) -> Device:
-        return self._open_device(self.kind)
+        return self._made("the device", lambda: self._open_device(self.kind))
 
     @cached_property
     def model(self) -> LoadedModel:
@@ -213,6 +215,7 @@ class Bench:
         if self._server is not None and self._server[0] == folder:
             return self._server[1:]
         self.stop_server()
+        assert self.device is not None  # opened, or the check is skipped
         given = {"device": self.kind, "dump_dir": "off", **settings}
         model = LocalModel.load(local_config(folder, given, lambda note: None))
         thread = LoopThread(model.running)
@@ -237,6 +240,22 @@ class Bench:
             with suppress(Exception):  # a device that failed cannot be closed
                 self.device.close()
 
+    def _tiny(self, device: str, **options: Any) -> Artifact:
+        chosen = BuildOptions.for_device(device, **options)
+        return self._made(f"{TINY} in {chosen.weights} for {device}", lambda: _built(TINY, chosen))
+
+    def _made(self, name: str, make: Callable[[], T]) -> T:
+        """Return what `make` returns. Its error fails one check; checks that need the same are skipped."""
+        if name in self._failed:
+            raise Skipped(f"needs {name} ({self._failed[name]})")
+        try:
+            return make()
+        except Skipped:
+            raise
+        except Exception as error:
+            self._failed[name] = str(error).partition("\n")[0]
+            raise
+
 
 def _require_compiler() -> None:
     if find_spec("iree.compiler") is None:
@@ -245,11 +264,14 @@ def _require_compiler() -> None:
 
 def _built(source: str, options: BuildOptions) -> Artifact:
     """Return the artefact from the cache, built now unless it is there. Raises BuildError and Skipped."""
+    folder = served_folder(source, options, False)
+    if find_spec("iree.compiler") is None and (folder / MANIFEST).exists():
+        return Artifact.open(folder)  # of a cache that was copied here
     _require_compiler()
     try:
         from shortfin_apps.llm.builder.builder import build  # imports the compiler
 
-        return build(source, served_folder(source, options, False), options, QuietProgress())
+        return build(source, folder, options, QuietProgress())
     except ModuleNotFoundError as error:
         if (needed := missing_extra(error)) is None:
             raise

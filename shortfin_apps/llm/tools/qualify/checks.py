@@ -12,7 +12,8 @@ from shortfin_apps.llm.tools.qualify.outcome import Failed, Fault, Figures, Outc
 
 CHECKS = (
     Check("machine", "the chip is known and open to this user", results.describe_machine),
-    Check("build", "the model is built and the device opens", results.build, share=12),
+    Check("device", "the device opens", results.open_device),
+    Check("build", "the models are built, or were in the cache", results.build, share=30),
     Check("files", "the artefact's files are as built", results.check_files, share=2),
     Check("self-test", "every entry gives the results of the numpy reference", results.self_test, share=6),
     Check("self-test-f32", "kernels in f32 do so, to the last digits", results.self_test_in_f32, share=4),

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="random:tiny",
         metavar="MODEL",
-        help="an artefact of `shortfin-llm build`, or a source to build (default: %(default)s)",
+        help="an artefact of `shortfin-llm build`, or a source, which is built first (default: %(default)s)",
     )
     parser.add_argument(
         "--device", metavar="DEVICE", help="as for `build`, with the chip (default: what this machine has)"
@@ -86,13 +86,24 @@ def _plan(args: argparse.Namespace) -> Plan:
         raise InvalidRequestError("`--soak` is a number of minutes, 0 or more", "soak")
     plan = Plan(args.subject, args.device or "", args.soak)
     if not plan.is_artefact:
-        return Plan(args.subject, args.device or this_device(), args.soak)
+        device = args.device or this_device()
+        return Plan(_built(args.subject, device), device, args.soak)
     artifact = Artifact.open(Path(args.subject))
     assert artifact.manifest is not None, "it is there"
     device = artifact.manifest.program.target.device
     if args.device is not None and args.device not in (device, device.partition(":")[0]):
         raise ArtifactError(f"{args.subject} was built for {device}; leave out `--device {args.device}`")
     return Plan(args.subject, device, args.soak)
+
+
+def _built(source: str, device: str) -> str:
+    """Return the artefact of a source, built as `serve` does; `random:tiny` is built by a check."""
+    from shortfin_apps.llm.offline.settings import local_config, with_model
+    from shortfin_apps.llm.tools.qualify.bench import TINY
+
+    if source == TINY:
+        return source
+    return str(with_model(local_config(source, {"device": device}, _print)).model.artifact)
 
 
 def _names(only: str | None) -> Sequence[str] | None:

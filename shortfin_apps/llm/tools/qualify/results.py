@@ -17,6 +17,7 @@ from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
+from shortfin_apps.llm.components.runtime.open import open_device as open_any
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import make_engine
@@ -35,8 +36,14 @@ def describe_machine(bench: Bench) -> Passed:
     return Passed(f"{name}, {found['cpu']['model']}, Linux {found['system']['kernel']}", found)
 
 
+def open_device(bench: Bench) -> Passed:
+    name = bench.device.name
+    text = f"{name}, emulated" if bench.is_emulated else name
+    return Passed(f"opened {text}", {"name": name, "is_emulated": bench.is_emulated})
+
+
 def build(bench: Bench) -> Passed:
-    """Build what other checks need, so that their time does not contain it; open the device."""
+    """Build what other checks need, so that their time does not contain it."""
     artifact = bench.artifact
     manifest = artifact.manifest
     if manifest is None:
@@ -51,16 +58,13 @@ def build(bench: Bench) -> Passed:
         notes.append(f"random:tiny in {', '.join(others)}")
     except Skipped as skipped:
         notes.append(f"without random:tiny, which {skipped}")
-    name = bench.device.name
     figures = {
         "identity": manifest.identity,
         "built_by": manifest.product_version,
         "versions_at_build": manifest.versions,
-        "device_name": name,
-        "is_emulated": bench.is_emulated,
         "kernels": list(manifest.program.kernels),
     }
-    return Passed(f"{', '.join(notes)}; opened {name}", figures)
+    return Passed(", ".join(notes), figures)
 
 
 def check_files(bench: Bench) -> Passed:
@@ -205,7 +209,7 @@ def tokens(bench: Bench) -> Passed:
     random = Random(1)
     prompts = [[random.randrange(32, 127) for _ in range(length)] for length in LENGTHS]
     cpu = bench.exact_on_cpu
-    expected, _ = _generate(cpu, _cpu(), "cpu", prompts, "default", len(prompts) * PAGES_OF_TOKENS)
+    expected, _ = _generate(cpu, open_any("cpu"), "cpu", prompts, "default", len(prompts) * PAGES_OF_TOKENS)
     preemptions = 0
     for mode in MODES:
         found, count = _generate(bench.exact, bench.device, bench.kind, prompts, mode, PAGES_OF_TOKENS)
@@ -218,12 +222,6 @@ def tokens(bench: Bench) -> Passed:
         f"{len(prompts)} prompts have the CPU's tokens in {len(MODES)} modes, with {preemptions} preemptions",
         {"preemptions": preemptions},
     )
-
-
-def _cpu() -> Device:
-    from shortfin_apps.llm.components.runtime.open import open_device
-
-    return open_device("cpu")
 
 
 def _generate(
