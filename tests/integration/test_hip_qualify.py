@@ -26,6 +26,7 @@ CHECKED = (
     "self-test",
     "self-test-f32",
     "queued",
+    "uploads",
     "weights",
     "tokens",
     "abort",

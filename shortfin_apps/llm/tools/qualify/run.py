@@ -25,6 +25,7 @@ from shortfin_apps.llm.tools.qualify.outcome import Fault, Outcome, Status
 
 TOTAL_S = 600.0
 MIN_LIMIT_S = 10.0  # also for the last checks, if others took all of the time
+MAX_LIMIT_S = 200.0  # also for the only check
 GRACE_S = 5.0  # for the answer of a check that watches its own limit
 STACKS_S, END_S = 1.0, 10.0  # for the stacks of a worker that hangs; for the end of one without work
 TAIL_BYTES = 4000  # of a worker's log, in the report
@@ -146,7 +147,8 @@ def run_checks(
                 continue
             left_s = end - time.monotonic()
             shares = sum(each.share for each in checks[number:] if not each.is_optional)
-            limit_s = max(MIN_LIMIT_S, left_s * check.share / max(shares, check.share))
+            limit_s = left_s * check.share / max(shares, check.share)
+            limit_s = min(max(MIN_LIMIT_S, limit_s), MAX_LIMIT_S)
             if check.is_optional:
                 limit_s = 60 * plan.soak_minutes + 60
             worker = worker or Worker(command, plan)
