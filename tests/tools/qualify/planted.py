@@ -57,6 +57,16 @@ class Unsteady(Faulty):
         return array
 
 
+class Forgetful(Faulty):
+    """The fifth upload is not seen: the device reads zeros."""
+
+    num_uploads = 0
+
+    def upload(self, array: Array) -> DeviceBuffer:
+        self.num_uploads += 1
+        return self._device.upload(array * 0 if self.num_uploads == 5 else array)
+
+
 @dataclass
 class Stale(Faulty):
     """The memory of the first load has other parameters, from its submission `after` on."""

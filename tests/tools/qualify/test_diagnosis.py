@@ -12,7 +12,7 @@ from shortfin_apps.llm.tools.qualify.outcome import Fault, Status
 from tests.conftest import BuildTiny
 from tests.integration import damages
 from tests.integration.test_planted_damage import OPTIONS
-from tests.tools.qualify.planted import Faulty, Stale, Unordered, Unsteady, check_on
+from tests.tools.qualify.planted import Faulty, Forgetful, Stale, Unordered, Unsteady, check_on
 
 
 @pytest.fixture
@@ -68,6 +68,12 @@ def test_a_wait_missing_between_invocations_shows_only_in_queues(sound: Artifact
     assert first.status is Status.PASSED
     assert then.fault is Fault.MISSING_WAIT
     assert "queued one after another" in then.text
+
+
+def test_an_upload_that_is_not_seen_is_stale_memory(sound: Artifact) -> None:
+    [outcome] = check_on(Forgetful, str(sound.vmfb.parent), "uploads")
+    assert outcome.fault is Fault.STALE_MEMORY
+    assert outcome.text.startswith("upload 3 of 40")  # after two of the probes
 
 
 def test_a_damaged_file_is_no_fault_of_the_device(copy: Path) -> None:

@@ -67,9 +67,16 @@ def chip_of(device: str) -> Chip | None:
 
 
 def this_device() -> str:
-    """Return the device to build for: this machine's AMD GPU, its NVIDIA GPU, or its CPU."""
+    """Return the device to build for: this machine's AMD GPU, its NVIDIA GPU, or its CPU.
+
+    Of several AMD chips, a known one with memory of its own: many CPUs have a small GPU, too.
+    """
+
+    def rank(name: str) -> tuple[bool, bool]:
+        return name in CHIPS, name in CHIPS and not CHIPS[name].is_unified
+
     if chips := amd_chips():
-        return f"hip:{chips[0]}"
+        return f"hip:{max(chips, key=rank)}"
     if installed_version("shortfin") is None and (capability := nvidia_capability()) is not None:
         return f"cuda:sm_{capability}"  # IREE 3.9, which shortfin needs, cannot compile for it
     return "cpu"
