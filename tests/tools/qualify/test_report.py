@@ -32,7 +32,7 @@ OUTCOMES = [
     Outcome(
         "self-test", Status.FAILED, "`x` <b>differs</b>", 1.25, Fault.WRONG_KERNEL, {"errors": {"x": 3.0}}
     ),
-    Outcome("weights", Status.FAILED, "RuntimeError: no", 1.0),
+    Outcome("weights", Status.FAILED, "ended the process", 1.0, None, {"log": "File <x>\nFile y"}),
     Outcome("tokens", Status.SKIPPED, "this is the CPU", 0.0),
     Outcome("roofline", Status.PASSED, "1 entry", 1.0, None, {"entries": [ENTRY]}),
 ]
@@ -75,6 +75,7 @@ def test_the_page_loads_nothing_and_shows_texts_as_they_are() -> None:
     assert "`x` &lt;b&gt;differs&lt;/b&gt;" in text
     assert "decode_bs1" in text
     assert "a CPU" in text
+    assert "<details open><summary>weights: fail</summary><pre>File &lt;x&gt;\nFile y</pre>" in text
 
 
 def test_files_are_written_and_a_bad_folder_is_refused(tmp_path: Path) -> None:

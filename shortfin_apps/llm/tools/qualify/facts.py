@@ -165,7 +165,7 @@ def _amd(root: Path) -> dict[str, Any]:
     return {
         "driver": _read(root / "sys/module/amdgpu/version"),
         "rocm": rocm,
-        "hip_library": os.environ.get("IREE_HIP_DYLIB_PATH") is not None,
+        "library_path_is_set": os.environ.get("IREE_HIP_DYLIB_PATH") is not None,
         "nodes": [node for node in nodes if node.get("gfx_target_version", 0)],
         "cards": [_card(card) for card in _cards(root)],
         "clocks": clocks(root),

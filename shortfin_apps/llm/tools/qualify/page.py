@@ -145,9 +145,13 @@ def _details(doc: Mapping[str, Any]) -> str:
     found = []
     for check in doc["checks"]:
         if check["figures"]:
-            text = escape(json.dumps(check["figures"], indent=1))
+            figures = {name: value for name, value in check["figures"].items() if name != "log"}
+            text = json.dumps(figures, indent=1) if figures else ""
+            log = check["figures"].get("log", "")
             summary = escape(f"{check['name']}: {check['status']}")
-            found.append(f"<details><summary>{summary}</summary><pre>{text}</pre></details>\n")
+            is_open = " open" if check["status"] == Status.FAILED else ""
+            pre = f"<pre>{escape(text + log)}</pre>"
+            found.append(f"<details{is_open}><summary>{summary}</summary>{pre}</details>\n")
     return "".join(found)
 
 

@@ -88,14 +88,22 @@ class Worker:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        if self._wait(END_S) is None:
+        if self._process.poll() is None and self._wait(END_S) is None:
             self.kill()
+        self.release()
+
+    def release(self) -> None:
+        """Close the files of a process that was killed."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         os.close(self._answers)
         self._log.close()
 
     def kill(self) -> None:
+        """Kill the process. The driver may keep it for ever if the GPU hangs: then it is left behind."""
         self._process.kill()
-        self._process.wait()
+        self._wait(END_S)
 
     def _line(self, timeout_s: float) -> bytes | None:
         """Return the next line of the worker; empty if it has ended, None if none came in time."""
@@ -156,7 +164,7 @@ def run_checks(
             num_deaths = num_deaths + 1 if outcome.fault in (Fault.HANG, Fault.CRASH) else 0
             if num_deaths:
                 worker.kill()
-                worker.close()
+                worker.release()
                 worker = None
             outcomes.append(outcome)
             on_outcome(outcome)
@@ -173,7 +181,7 @@ def _asked(worker: Worker, check: Check, limit_s: float) -> Outcome:
     except Died as died:
         seconds = time.monotonic() - begin
         figures = {"log": died.log}
-        return Outcome(check.name, Status.FAILED, f"{check.name} {died}", seconds, died.fault, figures)
+        return Outcome(check.name, Status.FAILED, str(died), seconds, died.fault, figures)
 
 
 def _outcome(found: dict[str, Any]) -> Outcome:
