@@ -216,7 +216,7 @@ class Bench:
             return self._server[1:]
         self.stop_server()
         assert self.device is not None  # opened, or the check is skipped
-        given = {"device": self.kind, "dump_dir": "off", **settings}
+        given = {"device": self.kind, "dump_dir": "off", "self_test": "off", **settings}
         model = LocalModel.load(local_config(folder, given, lambda note: None))
         thread = LoopThread(model.running)
         self._server = folder, thread, model

@@ -91,7 +91,7 @@ def workload(name: str) -> Callable[[Bench], Passed]:
         if longest > bench.artifact.config.max_seq_len:
             raise Skipped(f"needs a context of {longest} tokens")
         bench.forget_model()
-        thread, model = bench.server(bench.artifact, self_test="off")
+        thread, model = bench.server(bench.artifact)
         try:
             summary = thread.run(_measured(model, name, bench.left_s))
         except TimeoutError:
