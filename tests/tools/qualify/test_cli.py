@@ -50,5 +50,7 @@ def test_wrong_options_are_refused_by_name(
     assert "no check is named 'speed'; there are machine, device" in capsys.readouterr().err
     assert qualify(tiny_artifact.vmfb.parent, "--device", "hip:gfx942", "--out", tmp_path) == 2
     assert "was built for cpu; leave out `--device hip:gfx942`" in capsys.readouterr().err
+    assert qualify(tiny_artifact.vmfb.parent, "--only", "soak", "--out", tmp_path) == 2
+    assert "needs `--soak`" in capsys.readouterr().err
     assert qualify("--soak", "-1", "--out", tmp_path) == 2
     assert "`--soak`" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from shortfin_apps.llm.tools.qualify.check import Check
 from shortfin_apps.llm.tools.qualify.outcome import Failed, Fault, Figures, Outcome, Skipped, Status
 
 CHECKS = (
-    Check("machine", "the chip is known and open to this user", results.describe_machine),
+    Check("machine", "this user may open the GPU", results.describe_machine),
     Check("device", "the device opens", results.open_device),
     Check("build", "the models are built, or were in the cache", results.build, share=30),
     Check("files", "the artefact's files are as built", results.check_files, share=2),

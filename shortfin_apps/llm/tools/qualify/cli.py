@@ -63,11 +63,15 @@ def run(args: argparse.Namespace) -> int:
     from shortfin_apps.llm.tools.qualify.checks import chosen
     from shortfin_apps.llm.tools.qualify.page import verdict
     from shortfin_apps.llm.tools.qualify.report import document, write
-    from shortfin_apps.llm.tools.qualify.run import run_checks
+    from shortfin_apps.llm.tools.qualify.run import TOTAL_S, run_checks
 
     plan = _plan(args)
-    checks = chosen(_names(args.only), soaks=args.soak > 0)
-    _print(f"{plan.subject} on {plan.device}: {len(checks)} checks, at most 10 minutes")
+    names = _names(args.only)
+    if names is not None and "soak" in names and not args.soak:
+        raise InvalidRequestError("`--only soak` needs `--soak` with a number of minutes", "only")
+    checks = chosen(names, soaks=args.soak > 0)
+    minutes = TOTAL_S / 60 + plan.soak_minutes
+    _print(f"{plan.subject} on {plan.device}: {len(checks)} checks, at most {minutes:g} minutes")
     outcomes = run_checks(checks, plan, _print_outcome)
     doc = document(plan, checks, outcomes)
     paths = write(doc, args.out)
