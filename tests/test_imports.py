@@ -123,8 +123,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "client": ("contract", "lone_surrogates"),
     "terminal": ("contract", "console", "lone_surrogates", "cli", "client"),
     "offline": (
-        *("contract", "console", "setting", "lone_surrogates", "serving.frontend", "serving.http"),
-        *("serving.api", "serving.server", "client", "terminal"),
+        *("contract", "console", "setting", "lone_surrogates", "components.engine", "serving.frontend"),
+        *("serving.http", "serving.api", "serving.server", "client", "terminal"),
     ),
     "tools": (),
     "tools.bench.console": ("contract", "console"),
@@ -162,6 +162,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.recorder", "components.invocation", "tools.bench.console", "tools.bench.roofline"),
     ),
     "tools.bench": ("contract", "client", "terminal", "tools.bench.console", "tools.bench.roofline"),
+    "tools.qualify": (
+        *("contract", "console", "model", "artifact", "builder.progress", "components.kvcache"),
+        *("components.runtime.device", "components.runtime", "components.request", "components.batching"),
+        *("components.invocation", "components.self_test", "serving.receipts", "serving.engine_settings"),
+        *("serving.loading", "offline", "builder", "tools.bench.roofline", "tools.verify", "tools.replay"),
+        *("tools.bench",),
+    ),
     "tools.cluster": (
         *("contract", "console", "restart_delay", "serving.server"),
         *("tools.bench.console",),
@@ -184,7 +191,12 @@ ONLY_IN = {
         "offline.batch",
     ),
     "elftools": ("tools.bench.roofline.profile",),
-    "emulated_gpu": ("tools.bench.roofline", "contract.gpu_code", "tools.inspection.kernels"),
+    "emulated_gpu": (
+        "tools.bench.roofline",
+        "contract.gpu_code",
+        "tools.inspection.kernels",
+        "tools.qualify.emulator",
+    ),
     "markdown_it": ("terminal",),
     "fastapi": ("serving.api", "serving.http", "serving.server"),
     "fastapi_offline": ("serving.api",),

@@ -88,6 +88,9 @@ COMMANDS = {
         "compare an artefact's files and results with what was built",
         MIN_SERVER_BYTES,
     ),
+    "qualify": Entry(
+        "shortfin_apps.llm.tools.qualify.cli", "test a GPU or CPU, and write a report", MIN_SERVER_BYTES
+    ),
     "list": Entry("shortfin_apps.llm.builder.cache_list", "list what the cache holds"),
     "prune": Entry(
         "shortfin_apps.llm.builder.cache_prune", "remove from the cache what was not used for long"

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.offline.settings import with_model
 from shortfin_apps.llm.serving.api.app import create_app
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
@@ -227,6 +228,10 @@ class LocalModel:
     def healthy(self) -> bool:
         """Whether the engine's thread runs and its device works."""
         return self._loaded.engine.healthy
+
+    def stats(self) -> EngineStats:
+        """Return the engine's counters and gauges."""
+        return self._loaded.engine.stats()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

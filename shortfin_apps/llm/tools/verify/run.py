@@ -101,7 +101,7 @@ def _places(programs: Sequence[ProgramRecord]) -> Iterator[tuple[ProgramRecord, 
                 yield program, kind, (str(host.ordinal),) if isinstance(host, HostGpu) else ()
 
 
-def _num_pages(config: ModelConfig) -> int:
+def self_test_pages(config: ModelConfig) -> int:
     """Return the number of pages with which the self-test can fill the largest batch of every entry."""
     return SHARED_PAGES + max(ROW_PAGES * max(config.prefill_batch_sizes), *config.decode_batch_sizes, 32)
 
@@ -123,7 +123,7 @@ def _tested(
         with closing(open_device(kind, threads=threads, device_ids=device_ids)) as device:
             loaded = device.load_program(artifact.vmfb, artifact.parameters, config.module_name)
             check_program(loaded, config)
-            num_pages = _num_pages(config)
+            num_pages = self_test_pages(config)
             num_window_pages = 0 if config.window_tokens is None else num_pages
             runner = make_runner(device, loaded, config, num_pages, num_window_pages)
             cache = make_page_cache(config, "none", num_pages, num_window_pages)

@@ -1,0 +1,133 @@
+"""`shortfin-llm qualify`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shortfin_apps.llm.contract.errors import ArtifactError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shortfin_apps.llm.tools.qualify.bench import Plan
+    from shortfin_apps.llm.tools.qualify.outcome import Outcome
+
+EXIT_OK, EXIT_FAILED = 0, 1
+
+DESCRIPTION = """\
+Tests a device on which this package may never have run, in at most 10 minutes: what its kernels compute,
+what a server on it answers under preemption and harmless faults, and how fast it is. Writes qualify.json and
+qualify.html into a folder, to be attached to a report of success or failure. They hold the chip, driver and
+firmware, and no names of people, machines or folders."""
+
+EPILOG = """\
+examples:
+  shortfin-llm qualify                             # this machine's GPU, or else its CPU, with random:tiny
+  shortfin-llm qualify smollm2-mi300 --out report  # an artefact, so that speeds are of a real model
+  shortfin-llm qualify --device hip:gfx1151 --only self-test,weights
+  shortfin-llm qualify --soak 60                   # and an hour of requests
+
+The exit status is 1 if a check failed. Each check runs in a process that is ended if it hangs.
+docs/qualify.md says what each check proves, and which faults it can name."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "subject",
+        nargs="?",
+        default="random:tiny",
+        metavar="MODEL",
+        help="an artefact of `shortfin-llm build`, or a source, which is built first (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--device", metavar="DEVICE", help="as for `build`, with the chip (default: what this machine has)"
+    )
+    parser.add_argument("--only", metavar="NAME,..", help="run only these checks")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("qualification"),
+        metavar="DIR",
+        help="folder for the report (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--soak", type=float, default=0.0, metavar="MIN", help="also keep a server busy for so many minutes"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the checks and write the report; return the exit status. Raises LlmError."""
+    from shortfin_apps.llm.tools.qualify.checks import chosen
+    from shortfin_apps.llm.tools.qualify.page import verdict
+    from shortfin_apps.llm.tools.qualify.report import document, write
+    from shortfin_apps.llm.tools.qualify.run import TOTAL_S, run_checks
+
+    plan = _plan(args)
+    names = _names(args.only)
+    if names is not None and "soak" in names and not args.soak:
+        raise InvalidRequestError("`--only soak` needs `--soak` with a number of minutes", "only")
+    checks = chosen(names, soaks=args.soak > 0)
+    minutes = TOTAL_S / 60 + plan.soak_minutes
+    _print(f"{plan.subject} on {plan.device}: {len(checks)} checks, at most {minutes:g} minutes")
+    outcomes = run_checks(checks, plan, _print_outcome)
+    doc = document(plan, checks, outcomes)
+    paths = write(doc, args.out)
+    _print(verdict(doc))
+    print(*paths, sep="\n")
+    return EXIT_OK if doc["passed"] else EXIT_FAILED
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    """Return what to qualify. Raises ArtifactError and InvalidRequestError."""
+    from shortfin_apps.llm.artifact.artifact import Artifact
+    from shortfin_apps.llm.tools.qualify.bench import Plan
+    from shortfin_apps.llm.tools.qualify.facts import this_device
+
+    if args.soak < 0:
+        raise InvalidRequestError("`--soak` is a number of minutes, 0 or more", "soak")
+    plan = Plan(args.subject, args.device or "", args.soak)
+    if not plan.is_artefact:
+        device = args.device or this_device()
+        return Plan(_built(args.subject, device), device, args.soak)
+    artifact = Artifact.open(Path(args.subject))
+    assert artifact.manifest is not None, "it is there"
+    device = artifact.manifest.program.target.device
+    if args.device is not None and args.device not in (device, device.partition(":")[0]):
+        raise ArtifactError(f"{args.subject} was built for {device}; leave out `--device {args.device}`")
+    return Plan(args.subject, device, args.soak)
+
+
+def _built(source: str, device: str) -> str:
+    """Return the artefact of a source, built as `serve` does; `random:tiny` is built by a check."""
+    from shortfin_apps.llm.offline.settings import local_config, with_model
+    from shortfin_apps.llm.tools.qualify.bench import TINY
+
+    if source == TINY:
+        return source
+    return str(with_model(local_config(source, {"device": device}, _print)).model.artifact)
+
+
+def _names(only: str | None) -> Sequence[str] | None:
+    """Return the checks named by `--only`, None without it. Raises InvalidRequestError."""
+    from shortfin_apps.llm.tools.qualify.checks import BY_NAME
+
+    if only is None:
+        return None
+    names = [name.strip() for name in only.split(",")]
+    if unknown := [name for name in names if name not in BY_NAME]:
+        raise InvalidRequestError(f"no check is named {unknown[0]!r}; there are {', '.join(BY_NAME)}", "only")
+    return names
+
+
+def _print_outcome(outcome: Outcome) -> None:
+    fault = f"{outcome.fault}: " if outcome.fault else ""
+    _print(f"{outcome.seconds:6.1f} s  {outcome.name:14} {outcome.status:8} {fault}{outcome.text}")
+
+
+def _print(text: str) -> None:
+    from shortfin_apps.llm.console import visible
+
+    print(visible(text), file=sys.stderr, flush=True)

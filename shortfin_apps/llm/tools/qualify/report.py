@@ -1,0 +1,115 @@
+"""The report of a qualification as JSON. It names no person, machine or folder, so it can be published."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.tools.qualify.bench import Plan
+from shortfin_apps.llm.tools.qualify.check import Check
+from shortfin_apps.llm.tools.qualify.outcome import Outcome, Status
+from shortfin_apps.llm.tools.qualify.page import page
+
+SCHEMA = "shortfin-llm-qualify/1"
+JSON_FILE, PAGE_FILE = "qualify.json", "qualify.html"
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)  # in names of variables
+_MIN_SECRET_CHARS = 6
+# Names that are no one's, and would also replace words.
+_COMMON_NAMES = ("root", "user", "ubuntu", "admin", "localhost", "cpu", "hip")
+
+
+def document(plan: Plan, checks: Sequence[Check], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the report's JSON, with private names replaced."""
+    abouts = {check.name: check.about for check in checks}
+    failed = [outcome for outcome in outcomes if outcome.status is Status.FAILED]
+    machine = next((dict(each.figures) for each in outcomes if each.name == "machine"), {})
+    artefact = Path(plan.subject)
+    doc = {
+        "schema": SCHEMA,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "subject": artefact.name if artefact.exists() else plan.subject,
+        "device": plan.device,
+        "passed": not failed,
+        "faults": list(dict.fromkeys(str(each.fault) for each in failed if each.fault is not None)),
+        "counts": {status: sum(each.status is status for each in outcomes) for status in Status},
+        "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
+        "machine": machine,
+        "checks": [
+            {
+                **asdict(outcome),
+                "about": abouts[outcome.name],
+                "seconds": round(outcome.seconds, 2),
+                "figures": {} if outcome.name == "machine" else dict(outcome.figures),
+            }
+            for outcome in outcomes
+        ],
+    }
+    found: dict[str, Any] = Private.of_this_process().removed_from(doc)
+    return found
+
+
+def write(doc: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+    """Write the JSON and the page into `folder`, which is made. Raises InvalidRequestError if that fails."""
+    paths = folder / JSON_FILE, folder / PAGE_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths[0].write_text(json.dumps(doc, indent=2) + "\n", encoding="utf-8")
+        paths[1].write_text(page(doc), encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write to {folder}: {error.strerror}", "out") from error
+    return paths
+
+
+class Private:
+    """Words that a report must not contain, each with what stands for it."""
+
+    def __init__(self, words: Iterable[tuple[str, str]]) -> None:
+        # Longer words first: a home folder contains the user's name.
+        self._words = sorted(((w, to) for w, to in words if w), key=lambda pair: -len(pair[0]))
+
+    @classmethod
+    def of_this_process(cls) -> Private:
+        """Collect this user's and machine's names, folders, and values of variables named as secrets."""
+        folders = [(str(Path.home()), "~"), (str(Path.cwd()), "."), (os.environ.get("TMPDIR", ""), "TMP")]
+        host = socket.gethostname()
+        names = [(_user(), "USER"), (host, "HOST"), (host.partition(".")[0], "HOST")]
+        words = [pair for pair in folders if len(pair[0]) > 1]
+        words += [(name, to) for name, to in names if len(name) > 2 and name not in _COMMON_NAMES]
+        words += [
+            (value, "SECRET")
+            for name, value in os.environ.items()
+            if _SECRET.search(name) and len(value) >= _MIN_SECRET_CHARS
+        ]
+        return cls(words)
+
+    def removed_from(self, value: Any) -> Any:
+        """Return a JSON value without private words, in keys and texts."""
+        match value:
+            case str():
+                return self._plain(value)
+            case Mapping():
+                return {self._plain(str(key)): self.removed_from(each) for key, each in value.items()}
+            case list() | tuple():
+                return [self.removed_from(each) for each in value]
+        return value
+
+    def _plain(self, text: str) -> str:
+        for word, to in self._words:
+            text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", to, text)
+        return text
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        return ""

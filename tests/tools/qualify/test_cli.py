@@ -1,0 +1,56 @@
+"""The command: options, files and exit status."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.artifact.artifact import Artifact
+from shortfin_apps.llm.cli import main
+from tests.integration import damages
+
+
+def qualify(*arguments: object) -> int:
+    return main(["qualify", *map(str, arguments)])
+
+
+def test_a_report_is_written(
+    tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tiny_artifact.vmfb.parent
+    assert qualify(directory, "--only", "files,self-test,queued", "--out", tmp_path / "out") == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [
+        str(tmp_path / "out" / name) for name in ("qualify.json", "qualify.html")
+    ]
+    assert "self-test      pass" in shown.err
+    doc = json.loads((tmp_path / "out" / "qualify.json").read_text())
+    assert [check["name"] for check in doc["checks"]] == ["machine", "files", "self-test", "queued"]
+    assert doc["passed"]
+    assert doc["device"] == "cpu"
+
+
+def test_a_failure_is_the_exit_status_and_named(
+    tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(tiny_artifact.vmfb.parent, tmp_path / "tiny"))
+    damages.flip_weight(14)(copy)
+    assert qualify(copy, "--only", "self-test", "--out", tmp_path) == 1
+    assert "failed: 1 of 2 checks: damaged file" in capsys.readouterr().err
+    assert json.loads((tmp_path / "qualify.json").read_text())["faults"] == ["damaged file"]
+
+
+def test_wrong_options_are_refused_by_name(
+    tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert qualify("--only", "speed", "--out", tmp_path) == 2
+    assert "no check is named 'speed'; there are machine, device" in capsys.readouterr().err
+    assert qualify(tiny_artifact.vmfb.parent, "--device", "hip:gfx942", "--out", tmp_path) == 2
+    assert "was built for cpu; leave out `--device hip:gfx942`" in capsys.readouterr().err
+    assert qualify(tiny_artifact.vmfb.parent, "--only", "soak", "--out", tmp_path) == 2
+    assert "needs `--soak`" in capsys.readouterr().err
+    assert qualify("--soak", "-1", "--out", tmp_path) == 2
+    assert "`--soak`" in capsys.readouterr().err
