@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,21 @@ def test_without_a_compiler_a_cache_is_used(bench: Bench) -> None:
     assert Bench(Plan("random:tiny", "cpu")).exact_on_cpu.vmfb == cached.vmfb
 
 
+def test_no_check_needs_a_compiler_to_be_listed() -> None:
+    program = """
+import importlib.metadata as metadata, sys
+version = metadata.version
+def without_compiler(name):
+    if name == "iree-base-compiler":
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+metadata.version = without_compiler
+sys.modules["iree.compiler"] = None
+import shortfin_apps.llm.tools.qualify.checks, shortfin_apps.llm.tools.qualify.worker
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_what_needs_a_device_that_does_not_open_is_skipped() -> None:
     def broken(kind: str) -> Device:
         raise ArtifactError("no driver")
@@ -99,7 +116,7 @@ def test_what_needs_a_device_that_does_not_open_is_skipped() -> None:
     outcomes = [run_check(BY_NAME[name], bench, 60.0) for name in ("device", "self-test", "abort", "W1")]
     assert outcomes[0].text == "ArtifactError: no driver"
     assert [(each.status, each.text) for each in outcomes[1:]] == 3 * [
-        (Status.SKIPPED, "needs the device (no driver)")
+        (Status.SKIPPED, "needs the device, which failed above")
     ]
 
 

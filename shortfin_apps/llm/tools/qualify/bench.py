@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.artifact.file_names import MANIFEST
@@ -33,10 +33,12 @@ from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.offline.local_model import LocalModel
 from shortfin_apps.llm.offline.loop_thread import LoopThread
 from shortfin_apps.llm.offline.settings import local_config
-from shortfin_apps.llm.tools.bench.roofline.measure import Machine, load_machine
 from shortfin_apps.llm.tools.qualify.facts import chip_of
 from shortfin_apps.llm.tools.qualify.outcome import Skipped
 from shortfin_apps.llm.tools.verify.run import self_test_pages
+
+if TYPE_CHECKING:
+    from shortfin_apps.llm.tools.bench.roofline.measure import Machine
 
 T = TypeVar("T")
 
@@ -125,7 +127,7 @@ class Bench:
         self._clock = clock
         self._limit_s = clock()
         self._server: tuple[Path, LoopThread, LocalModel] | None = None
-        self._failed: dict[str, str] = {}  # what could not be made, with the reason
+        self._failed: set[str] = set()
 
     def begin(self, limit_s: float) -> None:
         """Start a check that may take so many seconds."""
@@ -197,7 +199,9 @@ class Bench:
     @cached_property
     def machine(self) -> Machine:
         """Probes of bandwidth and matmul speed, compiled for the device."""
-        _require_compiler()
+        require_compiler()
+        from shortfin_apps.llm.tools.bench.roofline.measure import load_machine  # imports the compiler
+
         manifest = self.artifact.manifest
         assert manifest is not None, "a directory has one"
         return load_machine(self.device, manifest.spec, manifest.options)
@@ -247,17 +251,17 @@ class Bench:
     def _made(self, name: str, make: Callable[[], T]) -> T:
         """Return what `make` returns. Its error fails one check; checks that need the same are skipped."""
         if name in self._failed:
-            raise Skipped(f"needs {name} ({self._failed[name]})")
+            raise Skipped(f"needs {name}, which failed above")
         try:
             return make()
         except Skipped:
             raise
-        except Exception as error:
-            self._failed[name] = str(error).partition("\n")[0]
+        except Exception:
+            self._failed.add(name)
             raise
 
 
-def _require_compiler() -> None:
+def require_compiler() -> None:
     if find_spec("iree.compiler") is None:
         raise Skipped("needs IREE's compiler: run `pip install 'shortfin-llm[build]'`")
 
@@ -267,7 +271,7 @@ def _built(source: str, options: BuildOptions) -> Artifact:
     folder = served_folder(source, [options], False)
     if find_spec("iree.compiler") is None and (folder / MANIFEST).exists():
         return Artifact.open(folder)  # of a cache that was copied here
-    _require_compiler()
+    require_compiler()
     try:
         from shortfin_apps.llm.builder.builder import build  # imports the compiler
 

@@ -21,7 +21,6 @@ from shortfin_apps.llm.components.runtime.open import open_device as open_any
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import make_engine
-from shortfin_apps.llm.tools.bench.roofline.measure import STREAM_COLUMNS
 from shortfin_apps.llm.tools.qualify.bench import Bench, LoadedModel
 from shortfin_apps.llm.tools.qualify.diagnosis import damaged_files, examine
 from shortfin_apps.llm.tools.qualify.facts import facts, obstacle
@@ -48,7 +47,8 @@ def build(bench: Bench) -> Passed:
     manifest = artifact.manifest
     if manifest is None:
         raise Failed(None, "the files have no manifest; `shortfin-llm build` writes one")
-    notes = [f"{len(manifest.program.entries)} entries of {manifest.spec.name} in {manifest.options.stored_weights}"]
+    count, kind = len(manifest.program.entries), manifest.options.stored_weights
+    notes = [f"{count} entries of {manifest.spec.name} in {kind}"]
     try:
         others = [bench.exact, bench.exact_on_cpu, bench.invariant]
         notes.append(f"{len(others)} artefacts of random:tiny for other checks")
@@ -141,6 +141,8 @@ UPLOADS = 40
 def uploads(bench: Bench) -> Passed:
     """Check that the device reads what the host has just written, in memory that is used again and again."""
     device, machine = bench.device, bench.machine
+    from shortfin_apps.llm.tools.bench.roofline.measure import STREAM_COLUMNS  # imports the compiler
+
     random = np.random.default_rng(0)
     for number in range(UPLOADS):
         rows = int(random.choice((1, 4, 64)))

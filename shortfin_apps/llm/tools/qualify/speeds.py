@@ -13,11 +13,10 @@ import httpx
 from shortfin_apps.llm.offline.local_model import AppAnswer, LocalModel
 from shortfin_apps.llm.tools.bench.load import run_workload
 from shortfin_apps.llm.tools.bench.roofline.cases import Choice
-from shortfin_apps.llm.tools.bench.roofline.run import roofline as run_roofline
 from shortfin_apps.llm.tools.bench.stats import Summary
 from shortfin_apps.llm.tools.bench.target import Target, server_tokenizer, token_prompts
 from shortfin_apps.llm.tools.bench.workload import PRESETS
-from shortfin_apps.llm.tools.qualify.bench import Bench
+from shortfin_apps.llm.tools.qualify.bench import Bench, require_compiler
 from shortfin_apps.llm.tools.qualify.facts import clocks
 from shortfin_apps.llm.tools.qualify.outcome import Failed, Fault, Passed, Skipped
 
@@ -71,6 +70,9 @@ def judge_speed(bench: Bench, what: str, unit: str, found: list[float], row: flo
 def roofline(bench: Bench) -> Passed:
     """Time every entry, and compare with the probes measured right after it."""
     _need_a_clock(bench)
+    require_compiler()
+    from shortfin_apps.llm.tools.bench.roofline.run import roofline as run_roofline  # imports the compiler
+
     bench.forget_model()
     context = min(256, bench.artifact.config.max_seq_len)
     choice = Choice([], [context], [context])
