@@ -125,14 +125,18 @@ _LLAMA = Model(
     prefills=((1, 320), (1, 512), (1, 2048)),
     extends=((256, 0), (256, 64), *_ROWS_ALONE),
 )
-# As most models with a draft layer have it: one more layer, over the model's embedding and head.
-_LLAMA_DRAFTS = replace(
-    _LLAMA,
-    spec=replace(_LLAMA.spec, name="llama-3.1-8b-drafts", draft=DraftLayer(blocks=_LLAMA.spec.layers[0])),
-    options=replace(_LLAMA.options, decode_batch_sizes=(1, 8, 64), decode_loop_sizes=(1, 8, 64)),
-    prefills=(),
-    extends=tuple((0, rows) for rows in (1, 2, 4, 6, 8, 9, 16, 32, 64, 128, 256)),
-)
+
+
+def _drafting(model: Model, *sizes: int) -> Model:
+    """Add a layer that drafts, with the model's embedding and head, as most published ones."""
+    return replace(
+        model,
+        spec=replace(model.spec, name=f"{model.name}-drafts", draft=DraftLayer(blocks=model.spec.layers[0])),
+        options=replace(model.options, decode_batch_sizes=sizes, decode_loop_sizes=sizes),
+        prefills=(),
+        extends=tuple((0, rows) for rows in (1, 2, 4, 6, 8, 9, 16, 32, 64, 128, 256)),
+    )
+
 
 _GPT_OSS_ATTENTION = Attention(
     heads=64,
@@ -223,5 +227,6 @@ _HYBRID = Model(
 )
 _TINY = [_tiny(spec, options) for spec, options in tiny_models()]
 
-_TIMED = (_SMOLLM2, _LLAMA, _LLAMA_DRAFTS, _GPT_OSS, _HYBRID)
+_DRAFTING = (_drafting(_SMOLLM2, 1, 8, 32), _drafting(_LLAMA, 1, 8, 64))
+_TIMED = (_SMOLLM2, _LLAMA, *_DRAFTING, _GPT_OSS, _HYBRID)
 MODELS: Mapping[str, Model] = {model.name: model for model in (*_TINY, *_TIMED)}

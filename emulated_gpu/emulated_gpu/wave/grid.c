@@ -224,7 +224,7 @@ static int num_threads(uint64_t groups) {
   return (uint64_t)most < useful ? most : (int)useful;
 }
 
-// Runs the launch's workgroups on its threads, of which the caller is the first.
+// Runs the launch's workgroups on its threads. The caller is the first of them.
 static void run_threads(work_t *work) {
   shift_t shifts[MAX_THREADS];
   pthread_t threads[MAX_THREADS];

@@ -171,7 +171,7 @@ def _cuda_flags(chip: str) -> tuple[str, ...]:
 
 
 def _enabled(features: str) -> set[str]:
-    """Return the features that LLVM's list enables: "+a,-b", of which the last mention of a name counts.
+    """Return the features that LLVM's list "+a,-b" enables; if it has a name twice, the last one counts.
 
     IREE 3.13 lists those of the CPU's model, then what the host has of them: a virtual machine may have less.
     """

@@ -79,7 +79,7 @@ def counts(rig: Rig) -> tuple[int, int]:
 
 
 def calls_of(requests: Requests) -> list[GenerateCall]:
-    """Create the requests, whose prompts have the same beginning."""
+    """Create the requests; their prompts have a common beginning."""
     stem = np.random.default_rng(7).integers(0, 4, 30).tolist()
     return [
         call(str(i), [*stem[:length]], max(count, PARAMS[kind].get("min_tokens", 0)), **PARAMS[kind])

@@ -41,7 +41,7 @@ class Computed:
 
     @property
     def place(self) -> tuple[bool, int, int]:
-        """What all entries compute with the same bits."""
+        """The key of a row: all entries compute rows with the same key with the same bits."""
         return self.is_draft, self.prompt, self.position
 
     @property
