@@ -345,7 +345,7 @@ def test_proposals_go_on_if_they_are_faster(place: dict[str, Any], extend_s: flo
     )
     rig.program.faults.before = take_time
     proposed = []
-    for name in "abcd":
+    for name in "abc":
         answers(rig, [call(name, [*PROMPT, *PROMPT[:6]], 160)])
         proposed.append(counts(rig)[0])
     assert (proposed[-1] > proposed[-2]) == goes_on

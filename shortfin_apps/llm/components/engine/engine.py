@@ -227,11 +227,11 @@ class Engine:
             self._launch(batch)
         if len(self._pipeline):
             batch = self._pipeline.first.batch
-            self._complete()
+            is_committed = self._complete()
             step_s = self._clock() - began_s
             self._counters.count_step(step_s)
             if self._speculation is not None:
-                self._speculation.settle(batch, step_s)
+                self._speculation.settle(batch, step_s if is_committed else None)
         self._end_costly()
         deltas = self._take_deltas()
         if self._recorder is not None:
@@ -319,8 +319,8 @@ class Engine:
             task.on_launch(turn)
         self._num_planned += len(batch.tasks)
 
-    def _complete(self) -> None:
-        """Wait for the first step in flight and commit it; on failure, end the requests of its batch."""
+    def _complete(self) -> bool:
+        """Wait for the first step in flight; commit it, or end its requests. Return whether it succeeded."""
         try:
             rows = self._pipeline.complete()
         except DraftError:
@@ -332,6 +332,8 @@ class Engine:
             self._commit(self._pipeline.first, rows)
             self._pipeline.forget_first()
             self._pipeline.draw_late()
+            return True
+        return False
 
     def _fail(self, error: Exception) -> None:
         """Abandon the steps in flight, and end the requests of the first one's batch."""

@@ -132,8 +132,8 @@ class Speculation:
         least = self._least_chance(num_rows, num_rows, num_rows)
         return any(self._drafter.num_worth(r, least, _most(r)) for r in requests)
 
-    def settle(self, batch: Batch, seconds: float) -> None:
-        """Update acceptance rates from a batch that was committed or has failed; its step took `seconds`."""
+    def settle(self, batch: Batch, seconds: float | None) -> None:
+        """Update acceptance rates from a batch, whose step took `seconds`; None: it has failed."""
         accepted_before = self.counts.accepted
         for proposal in self._open:
             num_proposed, num_accepted = len(proposal.tasks), proposal.num_accepted
@@ -142,13 +142,23 @@ class Speculation:
             self.counts.proposed += num_proposed
             self.counts.accepted += num_accepted
         self._open.clear()
-        if all(len(task.token_ids) == 1 for task in batch.tasks):
-            num_decodes = sum(not task.num_ahead for task in batch.tasks)
-            num_tokens = num_decodes + self.counts.accepted - accepted_before
-            self._paces.of(num_decodes).observe(seconds, num_tokens)
+        if seconds is not None:
+            self._observe(batch, seconds, self.counts.accepted - accepted_before)
         if self._drafter is not None:
             self._drafter.forget_ended()
             self.counts.draft_model_s = self._drafter.device_s
+
+    def _observe(self, batch: Batch, seconds: float, num_accepted: int) -> None:
+        """Tell the pace how long a step of decodes took."""
+        tasks = batch.tasks
+        if batch.family is EntryFamily.PREFILL or any(len(task.token_ids) > 1 for task in tasks):
+            if num_decodes := sum(task.completes and len(task.token_ids) == 1 for task in tasks):
+                self._paces.of(num_decodes).pass_over()
+            return
+        # Tokens that a grammar forces are several rows of a request, and yield one further token.
+        num_requests = len({task.request for task in tasks})
+        num_tokens = num_requests + num_accepted
+        self._paces.of(num_requests).observe(seconds, num_tokens, has_proposals=batch.has_proposals)
 
     def flush_cache(self) -> None:
         """Free the drafter's own pages, if any, that are cached for prefix sharing but not leased."""
