@@ -49,7 +49,8 @@ class ProgramResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """All results. `untested`: why no program was run; None if one was, or if the test's files are wrong."""
+    """All results. `untested`: why no program was run; None if one was, or if the test's files are wrong
+    or missing."""
 
     directory: Path
     manifest: Manifest
@@ -77,7 +78,11 @@ def verify(directory: Path, *, threads: int | None = None) -> Verified:
     missing = {name: "is missing" for name in manifest.files if not (directory / name).is_file()}
     there = {name: each for name, each in manifest.files.items() if name not in missing}
     wrong = missing | wrong_files(directory, there)  # a copy without some files is hashed, too
-    testable = [each for each in manifest.programs if each.config not in wrong]
+    testable = [
+        each
+        for each in manifest.programs
+        if each.config not in wrong and missing.keys().isdisjoint(each.files)
+    ]
     results: list[ProgramResult] = []
     untested = None
     if artifact.self_test is None:
@@ -87,7 +92,7 @@ def verify(directory: Path, *, threads: int | None = None) -> Verified:
         for program, kind, ids in _places(testable):
             results.append(_tested(artifact, program, kind, ids, file, threads))
         if not results:
-            names = ", ".join(each.target.description for each in manifest.programs)
+            names = ", ".join(each.target.description for each in testable)
             untested = f"no device here runs its programs, which are for {names}"
     return Verified(
         directory=directory, manifest=manifest, wrong_files=wrong, results=tuple(results), untested=untested
