@@ -49,8 +49,10 @@ class ProgramResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """All results. `untested`: why no program was run; None if one was, or if the test's files are wrong
-    or missing."""
+    """All results.
+
+    `untested`: why no program was run; None if one was, or if files that the test needs are wrong or missing.
+    """
 
     directory: Path
     manifest: Manifest
