@@ -97,6 +97,18 @@ def test_a_manifest_of_another_version_asks_for_a_build(folder: Path, version: o
 
 
 @pytest.mark.parametrize("command", ["serve", "inspect", "verify"])
+def test_commands_say_in_one_line_to_build_an_artefact_with_half_a_manifest_again(
+    folder: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / file_names.MANIFEST
+    path.write_bytes(path.read_bytes()[:1000])
+    assert main([command, str(folder)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{path}: is damaged (Invalid JSON" in line
+    assert line.endswith("); build it again with `shortfin-llm build`")
+
+
+@pytest.mark.parametrize("command", ["serve", "inspect", "verify"])
 def test_commands_say_in_one_line_to_build_an_old_artefact_again(
     folder: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tests.builder.fake_compiler import FakeCompiler
 from tests.host_cpus import V2, V3, V4
 
 DEVICE = "hip:gfx1100,gfx942,cpu:x86-64-v3,x86-64-v4"
+MISSING = ("model.gfx1100.irpa", "model.gfx1100.vmfb", "model.gfx942.vmfb")  # in a copy for CPUs
 CHIPS = ("gfx942", "gfx1100", "gfx1201")
 SMS = ("sm_80", "sm_90", "sm_90a", "sm_100", "sm_120")
 FEATURES = {"x86-64": (), "x86-64-v3": ("avx2",), "x86-64-v4": ("avx2", "avx512f")}
@@ -236,3 +238,28 @@ def test_an_edited_config_is_that_of_its_kind_alone(tmp_path: Path, caplog: pyte
     assert "edited" not in caplog.text
     assert _is_right(Artifact.open(folder, host=HostGpu("hip", "gfx942")))
     assert "config.hip.json has" in caplog.text
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """A copy for CPUs: without the files of GPUs, which come first."""
+    return Path(shutil.copytree(folder, tmp_path / "copy", ignore=shutil.ignore_patterns("*gfx*", "*hip*")))
+
+
+def test_of_a_copy_the_first_program_that_is_there_is_opened(copy: Path) -> None:
+    artifact = Artifact.open(copy, for_this_host=False)
+    assert (artifact.vmfb.name, artifact.config_file.name) == ("model.x86-64-v4.vmfb", "config.cpu.json")
+    assert artifact.missing_files == ("config.hip.json", *MISSING)
+    for each in copy.glob("*.vmfb"):
+        each.unlink()
+    with pytest.raises(ArtifactError, match=r"model\.gfx1100\.vmfb: no such file"):
+        Artifact.open(copy, for_this_host=False)
+
+
+def test_a_copy_is_verified_without_the_programs_that_it_lacks(copy: Path) -> None:
+    path = copy / file_names.TOKENIZER
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes().swapcase())  # of the same size
+    wrong = dict.fromkeys(("config.hip.json", *MISSING), "is missing")
+    wrong[path.name] = "has another content (its SHA-256 differs)"
+    assert verify(copy).wrong_files == wrong

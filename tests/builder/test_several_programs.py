@@ -269,3 +269,16 @@ def test_int8_is_refused_for_the_cpu_that_cannot(tmp_path: Path, monkeypatch: py
         build("random:tiny", tmp_path / "a", options, QuietProgress())
     assert names(tmp_path) <= {"cache"}
     assert not os.path.lexists(tmp_path / "a")
+
+
+def test_a_build_tells_which_programs_it_drops(
+    compiler: FakeCompiler, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(device: str) -> list[str]:
+        options = BuildOptions.for_devices(device)
+        build("random:tiny", tmp_path / "a", options, PlainProgress(), self_test=False)
+        return [line for line in capsys.readouterr().err.splitlines() if "replaces" in line]
+
+    assert told("hip:gfx1100,gfx942,cpu:x86-64-v3") == []
+    assert told("cpu:x86-64-v3,x86-64-v4") == [f"{tmp_path}/a: replaces the programs for gfx1100, gfx942"]
+    assert told("cpu:x86-64-v3,x86-64-v4,hip:gfx942") == []

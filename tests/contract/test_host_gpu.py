@@ -40,6 +40,14 @@ def test_a_build_is_for_the_machines_chip(nodes: Path, version: int, chip: str) 
     assert (target.device, target.cpu) == (f"hip:{chip}", chip)
 
 
+@pytest.mark.parametrize("versions", [(100306, 110000), (110000, 100306)])
+def test_an_apu_that_is_not_supported_is_left_out_beside_a_card(
+    nodes: Path, versions: tuple[int, int]
+) -> None:
+    fill(nodes, CPU, *versions)
+    assert resolve_target("hip").device == "hip:gfx1100"
+
+
 def test_a_chip_that_is_not_supported_is_refused(nodes: Path) -> None:
     fill(nodes, CPU, 100300)
     with pytest.raises(BuildError, match=r"unknown AMD chip 'gfx1030'\. The chips to build for are"):
@@ -54,6 +62,11 @@ def test_a_chip_that_is_not_supported_is_refused(nodes: Path) -> None:
         (
             (110501, 110000),
             "this machine has gfx1100 and gfx1151: give the chip to build for, as in --device",
+        ),
+        ((100306, 110501, 110000), "this machine has gfx1100 and gfx1151: .* as in --device hip:gfx1100$"),
+        (
+            (100306, 100300),
+            "has gfx1030 and gfx1036, which are not supported: .* as in --device hip:gfx942$",
         ),
     ],
 )

@@ -116,7 +116,11 @@ class Manifest:
             raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from error
         except ValidationError as error:
             problem = error.errors()[0]
-            name = ".".join(str(part) for part in problem["loc"]) or "the whole"
+            if not problem["loc"]:  # no JSON, or no object
+                raise ArtifactError(
+                    f"{path}: is damaged ({problem['msg']}); build it again with `shortfin-llm build`"
+                ) from None
+            name = ".".join(str(part) for part in problem["loc"])
             raise ArtifactError(
                 f"{path}: `{name}`: {problem['msg']}; rebuild with `shortfin-llm build`"
             ) from None
@@ -167,8 +171,8 @@ class Artifact:
         If the artefact has several programs, chooses the best one that `host` can execute (default: this
         machine's CPU, or any GPU if there are only programs for GPUs). If `for_this_host` is False, the
         artefact is not for execution here: `host` is ignored, and the program for the CPU or chip `name` is
-        chosen (default: the first program). `check_sizes` compares the sizes of the program's files with the
-        manifest.
+        chosen (default: the first program whose files are there, as a copy may leave out those of other
+        devices). `check_sizes` compares the sizes of the program's files with the manifest.
 
         Raises ArtifactError if a file is missing or damaged, or if another version of shortfin-llm wrote the
         manifest. With `for_this_host`, also raises ArtifactError if the compiler's IREE release is not the
@@ -251,6 +255,13 @@ class Artifact:
     def name(self) -> str:
         """The model's name in its source; for loose files, the VMFB's file name without extension."""
         return self.vmfb.stem if self.manifest is None or self.is_loose else self.manifest.spec.name
+
+    @property
+    def missing_files(self) -> tuple[str, ...]:
+        """The names of the files that this copy has not; none without a manifest."""
+        if self.manifest is None or self.is_loose:
+            return ()
+        return _missing(self.vmfb.parent, sorted(self.manifest.file_names))
 
     @property
     def vocab_size(self) -> int | None:
@@ -357,12 +368,17 @@ def _tell_unused(directory: Path, manifest: Manifest, program: ProgramRecord) ->
 def _named_program(directory: Path, manifest: Manifest, name: str | None) -> ProgramRecord:
     programs = manifest.programs
     if name is None:
-        return programs[0]
+        whole = (each for each in programs if not _missing(directory, (*each.files, each.config)))
+        return next(whole, programs[0])
     for program in programs:
         if program.target.name == name:
             return program
     names = ", ".join(program.target.name for program in programs)
     raise ArtifactError(f"{directory}: has no program for {name}; it was built for {names}")
+
+
+def _missing(directory: Path, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if not (directory / name).is_file())
 
 
 def _program_in(vmfb: Path, manifest: Manifest) -> ProgramRecord:

@@ -7,7 +7,6 @@ Self-test: the weights, the spec and the cache's type and shape.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -37,7 +36,14 @@ from shortfin_apps.llm.builder.cache import (
     user_cache,
 )
 from shortfin_apps.llm.builder.device_list import resolve_targets
-from shortfin_apps.llm.builder.output import exclusive, replace_output, resolve_output, staging
+from shortfin_apps.llm.builder.output import (
+    exclusive,
+    file_error,
+    replace_output,
+    resolve_output,
+    staging,
+    tell_dropped,
+)
 from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.progress import BuildProgress, default_progress
 from shortfin_apps.llm.builder.self_test.make import make_self_test
@@ -49,7 +55,7 @@ from shortfin_apps.llm.builder.weights.parameters import weight_layouts
 from shortfin_apps.llm.builder.weights.write import stored_bytes, write_weights
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.device_names import KINDS, join_devices, kind_of, name_of
-from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
+from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.model.config import model_config
 from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions, WeightType
 
@@ -113,7 +119,7 @@ def build(
         with exclusive(out, lambda: progress.note(f"waiting for another build of {out}")):
             return _build(plan, out, progress, use_cache)
     except OSError as error:
-        raise _file_error(error, out) from error
+        raise file_error(error, out) from error
 
 
 def _plan(
@@ -188,6 +194,7 @@ def _build(plan: _Plan, out: Path, progress: BuildProgress, use_cache: bool) -> 
     if current := _up_to_date(out, plan.identity, progress):
         progress.note(f"{out} is up to date")
         return current
+    tell_dropped(out, {each.target.cpu for each in plan.programs}, progress.note)
     with staging(out) as folder:
         root = user_cache() / BUILD if use_cache else folder / "cache"
         cache = BuildCache(root, progress, temporary=not use_cache)
@@ -491,10 +498,3 @@ def _up_to_date(out: Path, identity: str, progress: BuildProgress) -> Artifact |
     for name, reason in wrong.items():
         progress.note(f"{out / name}: {reason}; it is written again")
     return None if wrong else current
-
-
-def _file_error(error: OSError, out: Path) -> BuildError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return BuildError(f"no space left while building {out}; free some and run it again")
-    where = error.filename or out
-    return BuildError(f"{where}: {error.strerror or error}")

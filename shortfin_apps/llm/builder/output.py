@@ -12,18 +12,20 @@ a lock even if they were given different paths.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.artifact.file_names import FILES, MANIFEST, PROGRAM_FILE
-from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 
 _WORKING_NAME = re.compile(r"\..+\.(lock|partial|previous)")
 
@@ -89,6 +91,23 @@ def replace_output(made: Path, out: Path) -> None:
         out.rename(_previous(out))
     made.rename(out)
     shutil.rmtree(_previous(out), ignore_errors=True)
+
+
+def tell_dropped(out: Path, kept: Collection[str], note: Callable[[str], None]) -> None:
+    """Name the CPUs and chips, other than `kept`, for which the artefact in `out` has programs, if any."""
+    try:
+        programs = Manifest.load(out / MANIFEST, lists_files=False).programs
+    except ArtifactError:
+        return  # there is none, or one that nothing can open
+    if dropped := [each.target.description for each in programs if each.target.cpu not in kept]:
+        note(f"{out}: replaces the programs for {', '.join(dropped)}")
+
+
+def file_error(error: OSError, out: Path) -> BuildError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return BuildError(f"no space left while building {out}; free some and run it again")
+    where = error.filename or out
+    return BuildError(f"{where}: {error.strerror or error}")
 
 
 def _acquire(lock: FileLock, path: Path, on_wait: Callable[[], None]) -> None:

@@ -59,12 +59,19 @@ def sm_number(chip: str) -> int:
 
 
 def amd_chip() -> str:
-    """Return the chip of this machine's AMD GPUs. Raises BuildError if there are none, or several chips."""
-    chips = amd_chips()
+    """Return the chip of this machine's AMD GPUs. Raises BuildError if there are none, or several chips.
+
+    Chips that models cannot be built for, as those of many APUs, count only if there are no others.
+    """
+    found = amd_chips()
+    known = [chip for chip in found if chip in CHIPS]
+    chips = known or found
     if len(chips) == 1:
         return chips[0]
-    found = f"this machine has {' and '.join(chips)}" if chips else f"no AMD GPU in {NODES}"
-    raise BuildError(f"{found}: give the chip to build for, as in --device hip:{(chips or ['gfx942'])[0]}")
+    here = f"this machine has {' and '.join(chips)}" if chips else f"no AMD GPU in {NODES}"
+    if chips and not known:
+        here += ", which are not supported"
+    raise BuildError(f"{here}: give the chip to build for, as in --device hip:{(known or ['gfx942'])[0]}")
 
 
 def amd_chips() -> list[str]:

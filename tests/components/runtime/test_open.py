@@ -65,6 +65,8 @@ def test_every_name_of_the_cpu_opens_it(name: str) -> None:
 def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ArtifactError, match="no device 'tpu'; choose one of amdgpu, cpu, cuda, hip"):
         open_device("tpu")
+    with pytest.raises(ArtifactError, match=r"--device hip,cpu: a list .* name one kind, .* `--device auto`"):
+        open_device("hip,cpu")
 
 
 def test_the_number_of_threads_is_fixed_for_the_process() -> None:

@@ -172,6 +172,13 @@ def test_a_chip_that_the_machine_does_not_have_is_refused(machine: list[HostGpu]
         fitted(settings(tmp_path, device="hip:gfx942"))
 
 
+@pytest.mark.parametrize("device", ["hip,cpu", "hip:gfx942,cpu", "cpu:host,hip"])
+def test_a_list_is_for_sources(machine: list[HostGpu], tmp_path: Path, device: str) -> None:
+    machine.append(HostGpu("hip", "gfx942"))
+    with pytest.raises(ArtifactError, match=rf"^--device {device}: a list of devices is for sources that"):
+        fitted(settings(tmp_path, device=device))
+
+
 def test_auto_needs_a_directory_or_a_source() -> None:
     files = {name: Path("x") for name in ("vmfb", "model_config", "tokenizer_json")}
     with pytest.raises(ArtifactError, match="`--device auto` is for model directories and sources"):

@@ -15,6 +15,7 @@ from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.cli import main
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.conftest import BuildTiny
+from tests.partial_copy import LEFT_OUT, add_missing_gpu
 
 KERNEL_KEYS = {
     *("name", "operation", "workgroup", "lanes", "num_vgprs", "num_agprs", "num_sgprs", "num_vgpr_spills"),
@@ -208,6 +209,19 @@ def test_a_manifest_with_more_layers_than_parameters_is_refused(
     assert main(["inspect", str(directory)]) == 2
     message = "the manifest's model has 1000 layers, but the parameters"
     assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_of_a_copy_the_first_program_that_is_there_is_shown(
+    tiny_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = Path(shutil.copytree(tiny_artifact.vmfb.parent, tmp_path / "copy"))
+    add_missing_gpu(directory)
+    doc = document(capsys, str(directory))
+    assert (doc["target"]["device"], doc["vmfb"]) == ("cpu", str(directory / "model.vmfb"))
+    assert [each["name"] for each in doc["programs"]] == ["gfx942", "host"]
+    assert doc["notes"] == [f"missing, for other programs than this one: {', '.join(LEFT_OUT)}"]
+    assert main(["inspect", str(directory), "--program", "gfx942"]) == 2
+    assert "model.gfx942.vmfb: no such file" in capsys.readouterr().err
 
 
 def test_a_missing_program_is_named(

@@ -12,6 +12,7 @@ from shortfin_apps.llm.artifact.file_record import record
 from shortfin_apps.llm.cli import main
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.tools.verify.run import document, verify
+from tests.partial_copy import LEFT_OUT, add_missing_gpu
 
 
 @pytest.fixture
@@ -67,6 +68,20 @@ def test_parameters_of_another_model_are_seen_by_what_they_compute(copy: Path) -
     assert not found.wrong_files
     assert not found.is_right
     assert found.results[0].location is not None
+
+
+def test_what_a_copy_left_out_is_named_and_the_rest_is_run(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_missing_gpu(copy)
+    assert main(["verify", str(copy), "--json", "-"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["wrong_files"] == dict.fromkeys(LEFT_OUT, "is missing")
+    [program] = found["programs"]
+    assert (program["program"], program["is_right"]) == ("host", True)
+    (copy / file_names.VMFB).unlink()  # that of this machine, too
+    assert main(["verify", str(copy)]) == 2
+    assert "no such file" in capsys.readouterr().err
 
 
 def test_an_artefact_without_a_self_test_has_only_its_files_compared(

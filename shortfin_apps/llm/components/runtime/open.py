@@ -45,8 +45,18 @@ def open_device(
         if device == "amdgpu":
             logger.info("`amdgpu` means `hip` here, as in shortfin; elsewhere in IREE it is another driver")
         return _open_gpu(driver, runtime, device_ids)
+    check_no_list(device)
     known = ", ".join(sorted((*CPU_NAMES, *GPU_NAMES)))
     raise ArtifactError(f"there is no device {device!r}; choose one of {known}")
+
+
+def check_no_list(device: str) -> None:
+    """Raise ArtifactError for a list of devices, which only builds take."""
+    if "," in device:
+        raise ArtifactError(
+            f"--device {device}: a list of devices is for sources that are built; to run an artefact, name "
+            "one kind, as in `--device cpu`, or leave the choice to `--device auto`"
+        )
 
 
 def is_gpu(device: str) -> bool:

@@ -17,7 +17,13 @@ from shortfin_apps.llm.artifact.artifact import fitting_host
 from shortfin_apps.llm.artifact.file_names import CONFIG, MANIFEST, has_program
 from shortfin_apps.llm.builder.sources.catalogue import first_look, is_eagle_head
 from shortfin_apps.llm.components.runtime.device import CPU_NAMES, GPU_NAMES
-from shortfin_apps.llm.components.runtime.open import check_gpu, host_of, hosts_at_hand, is_gpu
+from shortfin_apps.llm.components.runtime.open import (
+    check_gpu,
+    check_no_list,
+    host_of,
+    hosts_at_hand,
+    is_gpu,
+)
 from shortfin_apps.llm.contract.device_names import CPU
 from shortfin_apps.llm.contract.errors import ArtifactError, BuildError, missing_extra
 from shortfin_apps.llm.contract.host_cpu import HostCpu
@@ -80,6 +86,7 @@ def fitted(config: ServerConfig) -> ServerConfig:
 def _host(config: ServerConfig) -> HostCpu | HostGpu | None:
     """Return the device for the model directory; None if the settings have nothing to choose from."""
     artifact, engine = config.model.artifact, config.engine
+    check_no_list(engine.device)
     if artifact is None and engine.device == AUTO:
         raise ArtifactError("`--device auto` is for model directories and sources; give cpu, hip or cuda")
     if artifact is None:

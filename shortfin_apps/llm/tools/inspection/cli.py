@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--program",
         metavar="NAME",
-        help="of an artefact for several devices, the program for this CPU or chip (default: the first)",
+        help="of an artefact for several devices, the program for this CPU or chip (default: the first whose "
+        "files are there)",
     )
     parser.add_argument("--all", action="store_true", help="show kernels without remarks, too")
     add_json(parser)

@@ -65,11 +65,14 @@ class Report:
 def make_report(subject: Subject) -> Report:
     """Read all files of `subject`. Raises ArtifactError if files are missing, damaged or inconsistent."""
     check_file(subject.vmfb)
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
+    if missing := subject.missing_files:
+        notes.append(f"missing, for other programs than this one: {', '.join(missing)}")
     try:
         code = read_kernels(subject.vmfb)
     except ArtifactError as error:
-        code, notes = None, (f"the kernels are not shown: {error}",)
+        code = None
+        notes.append(f"the kernels are not shown: {error}")
     return Report(
         subject=subject,
         entries=read_entries(subject, code),
@@ -77,7 +80,7 @@ def make_report(subject: Subject) -> Report:
         cache=cache_sizes(subject.config),
         entry_bytes=owned_bytes(read_signatures(subject)),
         code=code,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 

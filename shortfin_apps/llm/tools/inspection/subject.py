@@ -16,19 +16,24 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The files to inspect. Files given one by one have no manifest, and possibly no parameters."""
+    """The files to inspect. Files given one by one have no manifest, and possibly no parameters.
+
+    `missing_files`: names of the artefact's files that are not there.
+    """
 
     name: str
     vmfb: Path
     config: ModelConfig
     parameters: tuple[Path, ...] = ()
     manifest: Manifest | None = None
+    missing_files: tuple[str, ...] = ()
 
 
 def open_directory(directory: Path, program: str | None = None) -> Subject:
     """Open an artefact, even if this machine cannot run it. Raises ArtifactError.
 
-    `program` names the CPU or chip of one of several programs; by default the first is opened.
+    `program` names the CPU or chip of one of several programs; by default the first whose files
+    are there is opened.
     """
     artifact = Artifact.open(directory, for_this_host=False, name=program)
     return Subject(
@@ -37,6 +42,7 @@ def open_directory(directory: Path, program: str | None = None) -> Subject:
         config=artifact.config,
         parameters=artifact.parameters,
         manifest=artifact.manifest,
+        missing_files=artifact.missing_files,
     )
 
 

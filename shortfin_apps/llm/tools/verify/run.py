@@ -49,7 +49,10 @@ class ProgramResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """All results. `untested`: why no program was run; None if one was, or if the test's files are wrong."""
+    """All results.
+
+    `untested`: why no program was run; None if one was, or if files that the test needs are wrong or missing.
+    """
 
     directory: Path
     manifest: Manifest
@@ -74,17 +77,24 @@ def verify(directory: Path, *, threads: int | None = None) -> Verified:
     artifact = Artifact.open(directory, for_this_host=False, check_sizes=False)
     manifest = artifact.manifest
     assert manifest is not None, "an artefact has one"
-    wrong = wrong_files(directory, manifest.files)
+    missing = {name: "is missing" for name in manifest.files if not (directory / name).is_file()}
+    there = {name: each for name, each in manifest.files.items() if name not in missing}
+    wrong = missing | wrong_files(directory, there)  # a copy without some files is hashed, too
+    testable = [
+        each
+        for each in manifest.programs
+        if each.config not in wrong and missing.keys().isdisjoint(each.files)
+    ]
     results: list[ProgramResult] = []
     untested = None
     if artifact.self_test is None:
         untested = "it has no self-test; `shortfin-llm build` adds one"
-    elif not {SELF_TEST, *(each.config for each in manifest.programs)} & wrong.keys():
+    elif SELF_TEST not in wrong and testable:
         file = SelfTestFile.load(artifact.self_test)
-        for program, kind, ids in _places(manifest.programs):
+        for program, kind, ids in _places(testable):
             results.append(_tested(artifact, program, kind, ids, file, threads))
         if not results:
-            names = ", ".join(each.target.description for each in manifest.programs)
+            names = ", ".join(each.target.description for each in testable)
             untested = f"no device here runs its programs, which are for {names}"
     return Verified(
         directory=directory, manifest=manifest, wrong_files=wrong, results=tuple(results), untested=untested
