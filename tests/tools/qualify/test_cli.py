@@ -10,6 +10,8 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.cli import main
+from shortfin_apps.llm.tools.qualify import run
+from shortfin_apps.llm.tools.qualify.outcome import Outcome, Status
 from tests.integration import damages
 
 
@@ -52,5 +54,47 @@ def test_wrong_options_are_refused_by_name(
     assert "was built for cpu; leave out `--device hip:gfx942`" in capsys.readouterr().err
     assert qualify(tiny_artifact.vmfb.parent, "--only", "soak", "--out", tmp_path) == 2
     assert "needs `--soak`" in capsys.readouterr().err
-    assert qualify("--soak", "-1", "--out", tmp_path) == 2
-    assert "`--soak`" in capsys.readouterr().err
+
+
+@pytest.fixture
+def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that must not run."""
+
+    def fails(*_: object) -> None:
+        pytest.fail("checks run")
+
+    monkeypatch.setattr(run, "run_checks", fails)
+
+
+@pytest.mark.parametrize("minutes", ["-1", "inf", "nan", "1e400"])
+def test_a_soak_without_an_end_is_refused(
+    minutes: str, no_checks: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert qualify("--device", "cpu", "--soak", minutes, "--out", tmp_path / "out") == 2
+    assert "`--soak` is a number of minutes" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_checks(
+    no_checks: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert qualify("--device", "cpu", "--out", tmp_path / "file") == 2
+    assert "cannot write to" in capsys.readouterr().err
+    (tmp_path / "qualify.html").mkdir()
+    assert qualify("--device", "cpu", "--out", tmp_path) == 2
+    assert "qualify.html: it is a folder" in capsys.readouterr().err
+
+
+def test_a_report_that_can_no_longer_be_written_is_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fills_the_place(*_: object) -> list[Outcome]:
+        (tmp_path / "out").rmdir()
+        (tmp_path / "out").touch()
+        return [Outcome("files", Status.PASSED, "", 0.0)]
+
+    monkeypatch.setattr(run, "run_checks", fills_the_place)
+    assert qualify("--device", "cpu", "--only", "files", "--out", tmp_path / "out") == 2
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["checks"][0]["name"] == "files"
+    assert "cannot write to" in shown.err

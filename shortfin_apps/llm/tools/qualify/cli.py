@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from shortfin_apps.llm.tools.qualify.bench import Plan
     from shortfin_apps.llm.tools.qualify.outcome import Outcome
 
-EXIT_OK, EXIT_FAILED = 0, 1
+EXIT_OK, EXIT_FAILED, EXIT_ERROR = 0, 1, 2
 
 DESCRIPTION = """\
 Tests a device on which this package may never have run, in at most 10 minutes: what its kernels compute,
@@ -62,21 +63,28 @@ def run(args: argparse.Namespace) -> int:
     """Run the checks and write the report; return the exit status. Raises LlmError."""
     from shortfin_apps.llm.tools.qualify.checks import chosen
     from shortfin_apps.llm.tools.qualify.page import verdict
-    from shortfin_apps.llm.tools.qualify.report import document, write
+    from shortfin_apps.llm.tools.qualify.report import as_json, document, prepare, write
     from shortfin_apps.llm.tools.qualify.run import TOTAL_S, run_checks
 
-    plan = _plan(args)
+    if not (math.isfinite(args.soak) and args.soak >= 0):
+        raise InvalidRequestError("`--soak` is a number of minutes, 0 or more", "soak")
     names = _names(args.only)
     if names is not None and "soak" in names and not args.soak:
         raise InvalidRequestError("`--only soak` needs `--soak` with a number of minutes", "only")
+    prepare(args.out)  # before work that would be lost
+    plan = _plan(args)
     checks = chosen(names, soaks=args.soak > 0)
     minutes = TOTAL_S / 60 + plan.soak_minutes
     _print(f"{plan.subject} on {plan.device}: {len(checks)} checks, at most {minutes:g} minutes")
     outcomes = run_checks(checks, plan, _print_outcome)
     doc = document(plan, checks, outcomes)
-    paths = write(doc, args.out)
     _print(verdict(doc))
-    print(*paths, sep="\n")
+    try:
+        print(*write(doc, args.out), sep="\n")
+    except InvalidRequestError as error:
+        _print(f"{error}; the report follows")
+        print(as_json(doc), end="")
+        return EXIT_ERROR
     return EXIT_OK if doc["passed"] else EXIT_FAILED
 
 
@@ -86,8 +94,6 @@ def _plan(args: argparse.Namespace) -> Plan:
     from shortfin_apps.llm.tools.qualify.bench import Plan
     from shortfin_apps.llm.tools.qualify.facts import this_device
 
-    if args.soak < 0:
-        raise InvalidRequestError("`--soak` is a number of minutes, 0 or more", "soak")
     plan = Plan(args.subject, args.device or "", args.soak)
     if not plan.is_artefact:
         device = args.device or this_device()

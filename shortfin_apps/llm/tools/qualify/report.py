@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -57,16 +58,37 @@ def document(plan: Plan, checks: Sequence[Check], outcomes: Sequence[Outcome]) -
     return found
 
 
+def prepare(folder: Path) -> None:
+    """Make `folder`, and see that files can be written there. Raises InvalidRequestError if not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (JSON_FILE, PAGE_FILE):
+            if (folder / name).is_dir():
+                raise InvalidRequestError(f"cannot write {folder / name}: it is a folder", "out")
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"x")
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
 def write(doc: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
     """Write the JSON and the page into `folder`, which is made. Raises InvalidRequestError if that fails."""
     paths = folder / JSON_FILE, folder / PAGE_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        paths[0].write_text(json.dumps(doc, indent=2) + "\n", encoding="utf-8")
+        paths[0].write_text(as_json(doc), encoding="utf-8")
         paths[1].write_text(page(doc), encoding="utf-8")
     except OSError as error:
-        raise InvalidRequestError(f"cannot write to {folder}: {error.strerror}", "out") from error
+        raise _unwritable(folder, error) from error
     return paths
+
+
+def as_json(doc: Mapping[str, Any]) -> str:
+    return json.dumps(doc, indent=2) + "\n"
+
+
+def _unwritable(folder: Path, error: OSError) -> InvalidRequestError:
+    return InvalidRequestError(f"cannot write to {folder}: {error.strerror}; give another `--out`", "out")
 
 
 class Private:
