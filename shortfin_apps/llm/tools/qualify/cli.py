@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the checks and write the report; return the exit status. Raises LlmError."""
     from shortfin_apps.llm.tools.qualify.checks import chosen
     from shortfin_apps.llm.tools.qualify.page import verdict
-    from shortfin_apps.llm.tools.qualify.report import as_json, document, prepare, write
+    from shortfin_apps.llm.tools.qualify.report import as_json, document, prepare, shown, write
     from shortfin_apps.llm.tools.qualify.run import TOTAL_S, run_checks
 
     if not (math.isfinite(args.soak) and args.soak >= 0):
@@ -75,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
     plan = _plan(args)
     checks = chosen(names, soaks=args.soak > 0)
     minutes = TOTAL_S / 60 + plan.soak_minutes
-    _print(f"{plan.subject} on {plan.device}: {len(checks)} checks, at most {minutes:g} minutes")
+    _print(f"{shown(plan.subject)} on {plan.device}: {len(checks)} checks, at most {minutes:g} minutes")
     outcomes = run_checks(checks, plan, _print_outcome)
-    doc = document(plan, checks, outcomes)
+    doc = document(plan, checks, outcomes, [(args.subject, shown(args.subject)), (args.out, "OUT")])
     _print(verdict(doc))
     try:
         print(*write(doc, args.out), sep="\n")
