@@ -98,3 +98,28 @@ def test_a_report_that_can_no_longer_be_written_is_printed(
     shown = capsys.readouterr()
     assert json.loads(shown.out)["checks"][0]["name"] == "files"
     assert "cannot write to" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--device", "foo"], "unknown device 'foo'"),
+        (["--device", "hip:foo"], "unknown AMD chip 'foo'"),
+        (["--device", "hip:gfx942,cpu"], "names 2 devices"),
+        (["missing/model"], "missing/model: no such directory"),
+        (["missing.gguf"], "missing.gguf: no such file"),
+        (["empty"], "empty: "),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(
+    arguments: list[str],
+    text: str,
+    no_checks: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").touch()
+    assert qualify(*arguments) == 2
+    assert text in capsys.readouterr().err

@@ -89,21 +89,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    """Return what to qualify. Raises ArtifactError and InvalidRequestError."""
-    from shortfin_apps.llm.artifact.artifact import Artifact
-    from shortfin_apps.llm.tools.qualify.bench import Plan
-    from shortfin_apps.llm.tools.qualify.facts import this_device
+    """Return what to qualify, and say what it is. Raises LlmError."""
+    from shortfin_apps.llm.artifact.advice import advice
+    from shortfin_apps.llm.serving.server.building import is_source
+    from shortfin_apps.llm.tools.qualify.bench import TINY, Plan
+    from shortfin_apps.llm.tools.qualify.place import device_to_build, program_to_test
+    from shortfin_apps.llm.tools.qualify.report import shown
 
-    plan = Plan(args.subject, args.device or "", args.soak)
-    if not plan.is_artefact:
-        device = args.device or this_device()
-        return Plan(_built(args.subject, device), device, args.soak)
-    artifact = Artifact.open(Path(args.subject))
-    assert artifact.manifest is not None, "it is there"
-    device = artifact.manifest.program.target.device
-    if args.device is not None and args.device not in (device, device.partition(":")[0]):
-        raise ArtifactError(f"{args.subject} was built for {device}; leave out `--device {args.device}`")
-    return Plan(args.subject, device, args.soak)
+    path = Path(args.subject)
+    if Plan(args.subject, "").is_artefact:
+        program, manifest = program_to_test(path, args.device)
+        device = program.target.device
+        if len(manifest.programs) > 1:
+            _print(f"{shown(args.subject)}: its program for {device}, of those for {manifest.device}")
+        return Plan(args.subject, device, args.soak)
+    if args.subject != TINY and not is_source(path):
+        raise ArtifactError(advice(path))
+    device = device_to_build(args.device, _print)
+    return Plan(_built(args.subject, device), device, args.soak)
 
 
 def _built(source: str, device: str) -> str:
