@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,10 +89,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_checks(
 def test_a_report_that_can_no_longer_be_written_is_printed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fills_the_place(*_: object) -> list[Outcome]:
+    def fills_the_place(checks: object, plan: object, note: Callable[[Outcome], None]) -> None:
         (tmp_path / "out").rmdir()
         (tmp_path / "out").touch()
-        return [Outcome("files", Status.PASSED, "", 0.0)]
+        note(Outcome("files", Status.PASSED, "", 0.0))
 
     monkeypatch.setattr(run, "run_checks", fills_the_place)
     assert qualify("--device", "cpu", "--only", "files", "--out", tmp_path / "out") == 2
@@ -123,3 +124,19 @@ def test_what_is_not_there_is_refused_by_name(
     Path("empty").touch()
     assert qualify(*arguments) == 2
     assert text in capsys.readouterr().err
+
+
+def test_an_interrupted_run_writes_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(checks: object, plan: object, note: Callable[[Outcome], None]) -> None:
+        note(Outcome("machine", Status.PASSED, "", 0.1))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "run_checks", interrupted)
+    assert qualify("--device", "cpu", "--only", "files,weights", "--out", tmp_path) == 130
+    doc = json.loads((tmp_path / "qualify.json").read_text())
+    assert (doc["interrupted"], doc["passed"]) == (True, False)
+    assert [each["status"] for each in doc["checks"]] == ["pass", "skipped", "skipped"]
+    assert "interrupted: 1 passed, 2 skipped" in capsys.readouterr().err
+    assert "interrupted: 1 passed, 2 skipped" in (tmp_path / "qualify.html").read_text()

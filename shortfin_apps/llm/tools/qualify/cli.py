@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shortfin_apps.llm.tools.qualify.bench import Plan
     from shortfin_apps.llm.tools.qualify.outcome import Outcome
 
-EXIT_OK, EXIT_FAILED, EXIT_ERROR = 0, 1, 2
+EXIT_OK, EXIT_FAILED, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 DESCRIPTION = """\
 Tests a device on which this package may never have run, in at most 10 minutes: what its kernels compute,
@@ -76,8 +76,19 @@ def run(args: argparse.Namespace) -> int:
     checks = chosen(names, soaks=args.soak > 0)
     minutes = TOTAL_S / 60 + plan.soak_minutes
     _print(f"{shown(plan.subject)} on {plan.device}: {len(checks)} checks, at most {minutes:g} minutes")
-    outcomes = run_checks(checks, plan, _print_outcome)
-    doc = document(plan, checks, outcomes, [(args.subject, shown(args.subject)), (args.out, "OUT")])
+    outcomes: list[Outcome] = []
+
+    def note(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        _print_outcome(outcome)
+
+    is_interrupted = False
+    try:
+        run_checks(checks, plan, note)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    folders = [(args.subject, shown(args.subject)), (args.out, "OUT")]
+    doc = document(plan, checks, outcomes, folders, is_interrupted=is_interrupted)
     _print(verdict(doc))
     try:
         print(*write(doc, args.out), sep="\n")
@@ -85,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
         _print(f"{error}; the report follows")
         print(as_json(doc), end="")
         return EXIT_ERROR
+    if is_interrupted:
+        return EXIT_INTERRUPTED
     return EXIT_OK if doc["passed"] else EXIT_FAILED
 
 

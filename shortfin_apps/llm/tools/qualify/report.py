@@ -30,6 +30,7 @@ _MIN_SECRET_CHARS = 6
 # Names that are no one's, and would also replace words.
 _COMMON_NAMES = ("root", "user", "ubuntu", "admin", "localhost", "cpu", "hip")
 
+INTERRUPTED = "interrupted before its end"
 _COMMON_FOLDERS = ("/", "/usr", "/usr/local", "/tmp")
 
 Folders = Iterable[tuple[str | Path, str]]
@@ -37,12 +38,22 @@ Folders = Iterable[tuple[str | Path, str]]
 
 
 def document(
-    plan: Plan, checks: Sequence[Check], outcomes: Sequence[Outcome], folders: Folders = ()
+    plan: Plan,
+    checks: Sequence[Check],
+    outcomes: Sequence[Outcome],
+    folders: Folders = (),
+    *,
+    is_interrupted: bool = False,
 ) -> dict[str, Any]:
     """Return the report's JSON, with private names replaced in what the machine and the checks tell.
 
-    `folders`: further private folders, each with what stands for it.
+    `folders`: further private folders, each with what stands for it. If `is_interrupted`, checks without an
+    outcome are skipped, and the report has not passed.
     """
+    if is_interrupted:
+        done = {outcome.name for outcome in outcomes}
+        left = [check.name for check in checks if check.name not in done]
+        outcomes = [*outcomes, *(Outcome(name, Status.SKIPPED, INTERRUPTED, 0.0) for name in left)]
     subject = shown(plan.subject)
     plain = Private.of_this_process([(plan.subject, subject), *folders]).removed_from
     abouts = {check.name: check.about for check in checks}
@@ -53,7 +64,8 @@ def document(
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "subject": plain(subject),
         "device": plan.device,
-        "passed": not failed,
+        "passed": not failed and not is_interrupted,
+        "interrupted": is_interrupted,
         "faults": list(dict.fromkeys(str(each.fault) for each in failed if each.fault is not None)),
         "counts": {status: sum(each.status is status for each in outcomes) for status in Status},
         "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
