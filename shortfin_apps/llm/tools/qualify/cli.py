@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> Plan:
     """Return what to qualify, and say what it is. Raises LlmError."""
     from shortfin_apps.llm.artifact.advice import advice
-    from shortfin_apps.llm.serving.server.building import is_source
+    from shortfin_apps.llm.contract.source_name import SCHEMES
     from shortfin_apps.llm.tools.qualify.bench import TINY, Plan
     from shortfin_apps.llm.tools.qualify.place import device_to_build, program_to_test
     from shortfin_apps.llm.tools.qualify.report import shown
@@ -116,10 +116,13 @@ def _plan(args: argparse.Namespace) -> Plan:
         if len(manifest.programs) > 1:
             _print(f"{shown(args.subject)}: its program for {device}, of those for {manifest.device}")
         return Plan(args.subject, device, args.soak)
-    if args.subject != TINY and not is_source(path):
+    if not path.exists() and not args.subject.startswith(SCHEMES):
         raise ArtifactError(advice(path))
     device = device_to_build(args.device, _print)
-    return Plan(_built(args.subject, device), device, args.soak)
+    plan = Plan(_built(args.subject, device), device, args.soak)
+    if plan.subject != TINY and not plan.is_artefact:  # not a source, so nothing was built
+        raise ArtifactError(advice(path))
+    return plan
 
 
 def _built(source: str, device: str) -> str:

@@ -41,9 +41,9 @@ def device_to_build(given: str | None, tell: Callable[[str], None]) -> str:
         return split_devices(found)[0]
     if device == CPU or find_spec("iree.compiler") is None:
         return device
-    from shortfin_apps.llm.builder.target import resolve_target  # for the compiler's devices
+    from shortfin_apps.llm.builder.device_list import resolve_targets  # asks the compiler
 
-    return resolve_target(device).device
+    return resolve_targets(device)[0].device
 
 
 def program_to_test(folder: Path, given: str | None) -> tuple[ProgramRecord, Manifest]:
