@@ -31,7 +31,8 @@ examples:
   shortfin-llm qualify --device hip:gfx1151 --only self-test,weights
   shortfin-llm qualify --soak 60                   # and an hour of requests
 
-The exit status is 1 if a check failed. Each check runs in a process that is ended if it hangs.
+The exit status is 1 if a check failed, and 130 if Ctrl-C or SIGTERM ended the checks; the report then has
+those so far. Each check runs in a process that is ended if it hangs.
 docs/qualify.md says what each check proves, and which faults it can name."""
 
 
