@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shortfin_apps.llm.tools.qualify import facts as facts_module
-from shortfin_apps.llm.tools.qualify.facts import chip_of, clocks, facts, obstacle, this_device
+from shortfin_apps.llm.tools.qualify.facts import chip_of, clocks, facts, obstacle
 
 SERIAL = "GPU-deadbeef-1234"
 FILES = {
@@ -91,24 +90,6 @@ def test_a_machine_without_gpus_has_facts(tmp_path: Path) -> None:
 def test_only_known_amd_chips_have_a_row(device: str, name: str | None) -> None:
     chip = chip_of(device)
     assert (None if chip is None else chip.name) == name
-
-
-@pytest.mark.parametrize(
-    ("chips", "device"),
-    [
-        (["gfx1151"], "hip:gfx1151"),
-        (["gfx1036", "gfx1100"], "hip:gfx1100"),
-        (["gfx1100", "gfx1103"], "hip:gfx1100"),
-        (["gfx1103", "gfx9999"], "hip:gfx1103"),
-        ([], "cpu"),
-    ],
-)
-def test_the_device_is_the_known_gpu_with_its_own_memory(
-    chips: list[str], device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(facts_module, "amd_chips", lambda: chips)
-    monkeypatch.setattr(facts_module, "nvidia_capability", lambda: None)
-    assert this_device() == device
 
 
 def test_a_closed_device_is_told_with_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

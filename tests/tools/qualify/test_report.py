@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,42 @@ def test_private_names_are_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr("socket.gethostname", lambda: "tower.lan")
     monkeypatch.chdir(tmp_path)
     text = f"/home/ada/.cache/x, adapter, ada on tower (tower.lan), {tmp_path}/m, sk-123456"
-    found = Private.of_this_process().removed_from({"ada": [text, 1, None]})
-    assert found == {"USER": ["~/.cache/x, adapter, USER on HOST (HOST), ./m, SECRET", 1, None]}
+    found = Private.of_this_process().removed_from({"ada": [text, 1, None, {"x": ("ada",)}]})
+    assert found == {
+        "ada": ["~/.cache/x, adapter, USER on HOST (HOST), ./m, SECRET", 1, None, {"x": ["USER"]}]
+    }
+
+
+@pytest.mark.parametrize("user", ["machine", "checks", "passed", "status", "cpu", "entries", "amd"])
+def test_names_of_the_report_are_not_private(user: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = made()
+    monkeypatch.setenv("LOGNAME", user)
+    monkeypatch.setenv("DB_PASS", "self-test")
+    monkeypatch.setenv("BASIC_AUTH", "skipped")
+    monkeypatch.setenv("A_CREDENTIAL", "wrong kernel result")
+    doc = made()
+    assert {**doc, "finished": ""} == {**right, "finished": ""}
+    assert page(doc)
+
+
+def test_folders_are_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    subject, cache, out = (tmp_path / name for name in ("ada/smollm2", "caches/ada", "ada/report"))
+    subject.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(subject)
+    monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(cache))
+    folders = [subject / "x.vmfb", tmp_path / "link/x", cache / "y", out / "z", Path(sys.prefix) / "lib"]
+    text = " ".join(map(str, folders))
+    outcome = Outcome("files", Status.FAILED, text, 0.1, None, {"log": text})
+    doc = document(Plan(str(tmp_path / "link"), "cpu"), CHECKS, [outcome], [(out, "OUT")])
+    plain = "smollm2/x.vmfb smollm2/x CACHE/y OUT/z PREFIX/lib"
+    assert (doc["checks"][0]["text"], doc["checks"][0]["figures"]) == (plain, {"log": plain})
+    assert doc["subject"] == "smollm2"
+
+
+@pytest.mark.parametrize("name", ["DB_PASS", "HTTP_AUTH", "MY_CREDENTIAL"])
+def test_variables_that_hold_secrets_are_known_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "hunter22")
+    assert Private.of_this_process().removed_from("with hunter22") == "with SECRET"
 
 
 def test_an_artefact_is_named_without_its_folder(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,9 @@ for count, line in enumerate(sys.stdin):
         os.kill(os.getpid(), signal.SIGABRT)
     if name.startswith("exit"):
         sys.exit(3)
+    if name.startswith("ends us"):
+        os.kill(os.getppid(), getattr(signal, name.split()[-1]))
+        threading.Event().wait()
     text = f"check {count} of this process, {asked['limit_s']:.0f} s"
     found = {"name": name, "status": "pass", "text": text, "seconds": 0.1, "fault": None, "figures": {}}
     print(json.dumps(found), file=out, flush=True)
@@ -87,3 +92,16 @@ def test_unused_time_goes_to_later_checks(command: list[str]) -> None:
     assert limits[0] in (99, 100)
     assert limits[1] in range(117, 121)  # a fifth of what the first has left
     assert limits[-1] == run.MAX_LIMIT_S
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_the_worker_and_leaves_the_outcomes(name: str, command: list[str]) -> None:
+    checks = [Check(each, "", lambda bench: Passed("")) for each in ("a", f"ends us by {name}", "b")]
+    shown: list[Outcome] = []
+    before = signal.getsignal(signal.SIGTERM)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_checks(checks, Plan("random:tiny", "cpu"), shown.append, 600.0, command)
+    assert [each.name for each in shown] == ["a"]
+    assert time.monotonic() - begin < run.END_S  # it is not waited for
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -20,7 +20,7 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.runtime.check import check_program
-from shortfin_apps.llm.components.runtime.device import CPU_NAMES, Device, Program
+from shortfin_apps.llm.components.runtime.device import CPU_NAMES, GPU_NAMES, Device, Program
 from shortfin_apps.llm.components.runtime.memory import HIP, loaded_library
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.components.self_test.locate import Location, Locator
@@ -28,6 +28,7 @@ from shortfin_apps.llm.components.self_test.self_test import EntryFailure, Outco
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import missing_extra
 from shortfin_apps.llm.contract.gpu_code.chips import Chip
+from shortfin_apps.llm.contract.host_gpu import HostGpu
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.offline.local_model import LocalModel
@@ -35,6 +36,7 @@ from shortfin_apps.llm.offline.loop_thread import LoopThread
 from shortfin_apps.llm.offline.settings import local_config
 from shortfin_apps.llm.tools.qualify.facts import chip_of
 from shortfin_apps.llm.tools.qualify.outcome import Skipped
+from shortfin_apps.llm.tools.qualify.place import device_ids
 from shortfin_apps.llm.tools.verify.run import self_test_pages
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ class Bench:
     def __init__(
         self,
         plan: Plan,
-        open_device: Callable[[str], Device] = open_device,
+        open_device: Callable[[str], Device] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan = plan
@@ -161,7 +163,9 @@ class Bench:
     def artifact(self) -> Artifact:
         """The artefact to qualify; `random:tiny` is built now."""
         if self.plan.subject != TINY:
-            return self._made("the artefact", lambda: Artifact.open(Path(self.plan.subject)))
+            chip = self.plan.device.partition(":")[2]
+            host = HostGpu(GPU_NAMES[self.kind], chip) if chip and self.is_on_gpu else None
+            return self._made("the artefact", lambda: Artifact.open(Path(self.plan.subject), host=host))
         return self._tiny(self.plan.device, **_FEW, context_length=1024)
 
     @cached_property
@@ -185,7 +189,12 @@ class Bench:
 
     @cached_property
     def device(self) -> Device:
-        return self._made("the device", lambda: self._open_device(self.kind))
+        def opened() -> Device:
+            if self._open_device is not None:
+                return self._open_device(self.kind)
+            return open_device(self.kind, device_ids=device_ids(self.plan.device))
+
+        return self._made("the device", opened)
 
     @cached_property
     def model(self) -> LoadedModel:
@@ -220,7 +229,9 @@ class Bench:
             return self._server[1:]
         self.stop_server()
         assert self.device is not None  # opened, or the check is skipped
+        ids = device_ids(self.plan.device)
         given = {"device": self.kind, "dump_dir": "off", "self_test": "off", **settings}
+        given |= {"device_ids": ids} if ids else {}
         model = LocalModel.load(local_config(folder, given, lambda note: None))
         thread = LoopThread(model.running)
         self._server = folder, thread, model

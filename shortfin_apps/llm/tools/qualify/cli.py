@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from shortfin_apps.llm.tools.qualify.bench import Plan
     from shortfin_apps.llm.tools.qualify.outcome import Outcome
 
-EXIT_OK, EXIT_FAILED = 0, 1
+EXIT_OK, EXIT_FAILED, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 DESCRIPTION = """\
 Tests a device on which this package may never have run, in at most 10 minutes: what its kernels compute,
@@ -30,7 +31,8 @@ examples:
   shortfin-llm qualify --device hip:gfx1151 --only self-test,weights
   shortfin-llm qualify --soak 60                   # and an hour of requests
 
-The exit status is 1 if a check failed. Each check runs in a process that is ended if it hangs.
+The exit status is 1 if a check failed, and 130 if Ctrl-C or SIGTERM ended the checks; the report then has
+those so far. Each check runs in a process that is ended if it hangs.
 docs/qualify.md says what each check proves, and which faults it can name."""
 
 
@@ -62,42 +64,66 @@ def run(args: argparse.Namespace) -> int:
     """Run the checks and write the report; return the exit status. Raises LlmError."""
     from shortfin_apps.llm.tools.qualify.checks import chosen
     from shortfin_apps.llm.tools.qualify.page import verdict
-    from shortfin_apps.llm.tools.qualify.report import document, write
+    from shortfin_apps.llm.tools.qualify.report import as_json, document, prepare, shown, write
     from shortfin_apps.llm.tools.qualify.run import TOTAL_S, run_checks
 
-    plan = _plan(args)
+    if not (math.isfinite(args.soak) and args.soak >= 0):
+        raise InvalidRequestError("`--soak` is a number of minutes, 0 or more", "soak")
     names = _names(args.only)
     if names is not None and "soak" in names and not args.soak:
         raise InvalidRequestError("`--only soak` needs `--soak` with a number of minutes", "only")
+    prepare(args.out)  # before work that would be lost
+    plan = _plan(args)
     checks = chosen(names, soaks=args.soak > 0)
     minutes = TOTAL_S / 60 + plan.soak_minutes
-    _print(f"{plan.subject} on {plan.device}: {len(checks)} checks, at most {minutes:g} minutes")
-    outcomes = run_checks(checks, plan, _print_outcome)
-    doc = document(plan, checks, outcomes)
-    paths = write(doc, args.out)
+    _print(f"{shown(plan.subject)} on {plan.device}: {len(checks)} checks, at most {minutes:g} minutes")
+    outcomes: list[Outcome] = []
+
+    def note(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        _print_outcome(outcome)
+
+    is_interrupted = False
+    try:
+        run_checks(checks, plan, note)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    folders = [(args.subject, shown(args.subject)), (args.out, "OUT")]
+    doc = document(plan, checks, outcomes, folders, is_interrupted=is_interrupted)
     _print(verdict(doc))
-    print(*paths, sep="\n")
+    try:
+        print(*write(doc, args.out), sep="\n")
+    except InvalidRequestError as error:
+        _print(f"{error}; the report follows")
+        print(as_json(doc), end="")
+        return EXIT_ERROR
+    if is_interrupted:
+        return EXIT_INTERRUPTED
     return EXIT_OK if doc["passed"] else EXIT_FAILED
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    """Return what to qualify. Raises ArtifactError and InvalidRequestError."""
-    from shortfin_apps.llm.artifact.artifact import Artifact
-    from shortfin_apps.llm.tools.qualify.bench import Plan
-    from shortfin_apps.llm.tools.qualify.facts import this_device
+    """Return what to qualify, and say what it is. Raises LlmError."""
+    from shortfin_apps.llm.artifact.advice import advice
+    from shortfin_apps.llm.contract.source_name import SCHEMES
+    from shortfin_apps.llm.tools.qualify.bench import TINY, Plan
+    from shortfin_apps.llm.tools.qualify.place import device_to_build, program_to_test
+    from shortfin_apps.llm.tools.qualify.report import shown
 
-    if args.soak < 0:
-        raise InvalidRequestError("`--soak` is a number of minutes, 0 or more", "soak")
-    plan = Plan(args.subject, args.device or "", args.soak)
-    if not plan.is_artefact:
-        device = args.device or this_device()
-        return Plan(_built(args.subject, device), device, args.soak)
-    artifact = Artifact.open(Path(args.subject))
-    assert artifact.manifest is not None, "it is there"
-    device = artifact.manifest.program.target.device
-    if args.device is not None and args.device not in (device, device.partition(":")[0]):
-        raise ArtifactError(f"{args.subject} was built for {device}; leave out `--device {args.device}`")
-    return Plan(args.subject, device, args.soak)
+    path = Path(args.subject)
+    if Plan(args.subject, "").is_artefact:
+        program, manifest = program_to_test(path, args.device)
+        device = program.target.device
+        if len(manifest.programs) > 1:
+            _print(f"{shown(args.subject)}: its program for {device}, of those for {manifest.device}")
+        return Plan(args.subject, device, args.soak)
+    if not path.exists() and not args.subject.startswith(SCHEMES):
+        raise ArtifactError(advice(path))
+    device = device_to_build(args.device, _print)
+    plan = Plan(_built(args.subject, device), device, args.soak)
+    if plan.subject != TINY and not plan.is_artefact:  # not a source, so nothing was built
+        raise ArtifactError(advice(path))
+    return plan
 
 
 def _built(source: str, device: str) -> str:

@@ -6,7 +6,6 @@ of NVIDIA's driver in /proc. Serial numbers, UUIDs and addresses are left out.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
@@ -17,7 +16,6 @@ from typing import Any
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.contract.gpu_code.chips import CHIPS, Chip
-from shortfin_apps.llm.contract.host_gpu import amd_chips
 from shortfin_apps.llm.contract.iree_release import installed_version
 
 ROOT = Path("/")
@@ -41,7 +39,6 @@ _NODE_FIELDS = (
     *("fw_version", "sdma_fw_version", "local_mem_size", "num_xcc", "lds_size_in_kb", "wave_front_size"),
 )
 _KERNEL_OPTIONS = re.compile(r"^(amdgpu|amd_iommu|iommu|ttm|amdttm|pci|nvidia|transparent_hugepage|mem)\b")
-_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_* of cuda.h
 
 
 def facts(device: str, root: Path = ROOT) -> dict[str, Any]:
@@ -64,37 +61,6 @@ def chip_of(device: str) -> Chip | None:
     """Return the row of the table of AMD chips for a device such as `hip:gfx942`; None without one."""
     kind, _, name = device.partition(":")
     return CHIPS.get(name) if kind in ("hip", "amdgpu") else None
-
-
-def this_device() -> str:
-    """Return the device to build for: this machine's AMD GPU, its NVIDIA GPU, or its CPU.
-
-    Of several AMD chips, a known one with memory of its own: many CPUs have a small GPU, too.
-    """
-
-    def rank(name: str) -> tuple[bool, bool]:
-        return name in CHIPS, name in CHIPS and not CHIPS[name].is_unified
-
-    if chips := amd_chips():
-        return f"hip:{max(chips, key=rank)}"
-    if installed_version("shortfin") is None and (capability := nvidia_capability()) is not None:
-        return f"cuda:sm_{capability}"  # IREE 3.9, which shortfin needs, cannot compile for it
-    return "cpu"
-
-
-def nvidia_capability() -> str | None:
-    """Return the first NVIDIA GPU's compute capability, as in `90`; None without a GPU or its driver."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0):
-        return None
-    for value, attribute in ((major, _MAJOR), (minor, _MINOR)):
-        if cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
-            return None
-    return f"{major.value}{minor.value}"
 
 
 def clocks(root: Path = ROOT) -> dict[str, str]:

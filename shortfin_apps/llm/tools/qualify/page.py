@@ -54,8 +54,11 @@ def verdict(doc: Mapping[str, Any]) -> str:
     of = f"{counts[Status.PASSED]} passed, {counts[Status.SKIPPED]} skipped"
     if doc["passed"]:
         return f"passed: {of}"
+    if doc["interrupted"] and not counts[Status.FAILED]:
+        return f"interrupted: {of}"
     faults = f": {', '.join(doc['faults'])}" if doc["faults"] else ""
-    return f"failed: {counts[Status.FAILED]} of {sum(counts.values())} checks{faults} ({of})"
+    how = "interrupted, and failed" if doc["interrupted"] else "failed"
+    return f"{how}: {counts[Status.FAILED]} of {sum(counts.values())} checks{faults} ({of})"
 
 
 def _head(doc: Mapping[str, Any]) -> str:

@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -141,8 +142,20 @@ def run_checks(
 ) -> list[Outcome]:
     """Run the checks in order, within about `total_s` and the time for a soak; return their outcomes.
 
-    A check may take its share of the time that is left.
+    A check may take its share of the time that is left. KeyboardInterrupt, which SIGTERM raises too, ends the
+    worker at once and is raised.
     """
+    with _interrupted_by_sigterm():
+        return _run_in_order(checks, plan, on_outcome, total_s, command)
+
+
+def _run_in_order(
+    checks: Sequence[Check],
+    plan: Plan,
+    on_outcome: Callable[[Outcome], None],
+    total_s: float,
+    command: Sequence[str],
+) -> list[Outcome]:
     outcomes: list[Outcome] = []
     end = time.monotonic() + total_s
     num_deaths = 0
@@ -168,10 +181,27 @@ def run_checks(
                 worker = None
             outcomes.append(outcome)
             on_outcome(outcome)
+    except KeyboardInterrupt:
+        if worker is not None:
+            worker.kill()
+        raise
     finally:
         if worker is not None:
             worker.close()
     return outcomes
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Raise KeyboardInterrupt at SIGTERM during the context, if this thread handles signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _asked(worker: Worker, check: Check, limit_s: float) -> Outcome:
