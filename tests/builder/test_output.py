@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,26 +20,14 @@ from shortfin_apps.llm.artifact.file_record import wrong_files
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.builder import build
 from shortfin_apps.llm.builder.output import exclusive, resolve_output
-from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import QuietProgress
-from shortfin_apps.llm.builder.target import resolve_target
 from shortfin_apps.llm.contract.errors import BuildError
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
+from shortfin_apps.llm.model.spec import BuildOptions
+from tests.builder.fake_compiler import FakeCompiler
 
 LONGEST_WAIT_S = 60
 
-
-def fake_compile(
-    spec: ModelSpec,
-    options: BuildOptions,
-    out: Path,
-    kernel_cache: Path,
-    on_progress: Callable[[str], None] | None = None,
-) -> CompileResult:
-    out.write_bytes(b"program")
-    return CompileResult(
-        "3.9", ("--flag",), resolve_target(options.device), ("decode_bs1",), ("Norm: linalg",)
-    )
+fake_compile = FakeCompiler().compile_model
 
 
 @pytest.fixture(autouse=True)

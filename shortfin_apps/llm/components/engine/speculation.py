@@ -134,16 +134,17 @@ class Speculation:
 
     def settle(self, batch: Batch, seconds: float | None) -> None:
         """Update acceptance rates from a batch, whose step took `seconds`; None: it has failed."""
-        accepted_before = self.counts.accepted
+        total = 0
         for proposal in self._open:
             num_proposed, num_accepted = len(proposal.tasks), proposal.num_accepted
             proposal.observe(num_proposed, num_accepted)
             self.counts.drafts += 1
             self.counts.proposed += num_proposed
-            self.counts.accepted += num_accepted
+            total += num_accepted
         self._open.clear()
+        self.counts.accepted += total
         if seconds is not None:
-            self._observe(batch, seconds, self.counts.accepted - accepted_before)
+            self._observe(batch, seconds, total)
         if self._drafter is not None:
             self._drafter.forget_ended()
             self.counts.draft_model_s = self._drafter.device_s
