@@ -106,7 +106,7 @@ class DraftLayer(Drafter):
             draws.extend(self._runner.launch_draws(launch, range(len(part)), self._fields, slots=slots))
 
     def _abandon(self, *, waits: bool) -> None:
-        """Give up what is queued of a draft that cannot be completed."""
+        """Give up the queued invocations of a draft that cannot be completed."""
         for launch, draws in self._queued:
             self._runner.abandon(launch, waits=waits)
             for draw in draws:

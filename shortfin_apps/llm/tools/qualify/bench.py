@@ -1,4 +1,4 @@
-"""What checks work on: artefacts, a loaded model and a server, each made when a check first needs it."""
+"""Artefacts, a loaded model and a server for checks, each made when a check first needs it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FEW_PAGES = 16  # for 240 tokens: enough for any one request of a check, and too
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to qualify: an artefact's directory or `random:tiny`; `device` as `build` names it."""
+    """The subject, an artefact's directory or `random:tiny`, and the device as `build` names it."""
 
     subject: str
     device: str

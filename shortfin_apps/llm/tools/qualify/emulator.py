@@ -1,4 +1,4 @@
-"""What emulated_gpu observed, if the device is one: it sees faults that leave results right."""
+"""Findings of emulated_gpu, if the device is emulated: it sees faults that leave results right."""
 
 from __future__ import annotations
 

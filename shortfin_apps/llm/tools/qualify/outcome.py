@@ -48,7 +48,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a check that passed has to say, with its measurements."""
+    """The result of a check that passed: a line of text, and measurements."""
 
     text: str
     figures: Figures = field(default_factory=dict)
