@@ -65,6 +65,12 @@ API hipError_t hipDeviceGetName(char *name, int size, hipDevice_t ordinal) {
   snprintf(name, (size_t)size, "Emulated %s", settings.chip->name);
   return hipSuccess;
 }
+API hipError_t hipDeviceGetPCIBusId(char *name, int size, int ordinal) {
+  ENTER_ANYWAY("%d", ordinal);
+  if (!device_at(ordinal)) return call_leave(hipErrorInvalidDevice);
+  snprintf(name, (size_t)size, "ffff:%02x:00.0", ordinal + 1);  // no machine has this domain
+  return hipSuccess;
+}
 API hipError_t hipDeviceGetUuid(hipUUID *uuid, hipDevice_t ordinal) {
   ENTER_ANYWAY("%d", ordinal);
   if (!device_at(ordinal)) return call_leave(hipErrorInvalidDevice);

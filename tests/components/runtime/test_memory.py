@@ -1,10 +1,9 @@
-"""Free memory of the host and of GPUs, as their files and drivers report it, and huge pages."""
+"""Free memory of the host, as its files report it, libraries that are mapped, and huge pages."""
 
 from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ from shortfin_apps.llm.components.runtime.memory import (
     HUGE_PAGE,
     empty_bytes,
     loaded_library,
-    spare_gpu_bytes,
-    spare_hip_bytes,
     spare_host_bytes,
     use_huge_pages,
 )
@@ -49,19 +46,6 @@ def test_a_host_without_proc_tells_nothing(host: Path) -> None:
     assert spare_host_bytes() is None
 
 
-@pytest.mark.parametrize(("free", "total", "expected"), [(900, 1000, 800), (50, 1000, 0)])
-def test_a_tenth_of_a_gpu_is_left_alone(free: int, total: int, expected: int) -> None:
-    def get_info(free_bytes: Any, total_bytes: Any) -> int:
-        free_bytes._obj.value, total_bytes._obj.value = free, total
-        return 0
-
-    assert spare_gpu_bytes(get_info) == expected
-
-
-def test_a_driver_that_refuses_tells_nothing() -> None:
-    assert spare_gpu_bytes(lambda free, total: 1) is None
-
-
 def test_a_library_is_found_where_it_was_loaded_from() -> None:
     library = loaded_library("libc.so")
     assert library is not None
@@ -78,10 +62,8 @@ def test_names_of_other_mapped_files_may_have_any_characters(
     assert memory.loaded_library("libnone.so") is None
 
 
-def test_without_its_library_a_gpu_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_loaded_is_not_found() -> None:
     assert loaded_library("libnothing.so") is None
-    monkeypatch.setattr(memory, "HIP", "libnothing.so")
-    assert spare_hip_bytes(0) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, HUGE_PAGE - 1, HUGE_PAGE, 3 * HUGE_PAGE + 5])

@@ -28,11 +28,11 @@ import numpy as np
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, GpuDriver, Pending
 from shortfin_apps.llm.components.runtime.device_errors import copy_of, lost_error
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
+from shortfin_apps.llm.components.runtime.gpu_memory import spare_gpu_bytes, spare_hip_bytes
 from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffer, IreeDevice, never_release
 from shortfin_apps.llm.components.runtime.iree_staging import IreeStaging, IreeStagingPool
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence
 from shortfin_apps.llm.components.runtime.launch_queue import LaunchQueue
-from shortfin_apps.llm.components.runtime.memory import spare_gpu_bytes, spare_hip_bytes
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
 from shortfin_apps.llm.components.runtime.residency import cuda_compute_units, hip_compute_units
 from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError

@@ -1,4 +1,4 @@
-"""Memory of the host and of GPUs: how much a server may still allocate; huge pages on the host.
+"""Memory of the host: how much a server may still allocate, and huge pages; libraries mapped into it.
 
 Weights and KV pages are read sequentially, limited by memory bandwidth. With memory pages of 4 KiB, much of
 the time goes to address translation, especially in a virtual machine, where a sequential read was measured at
@@ -12,8 +12,6 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,10 @@ import numpy.typing as npt
 MEMINFO, MAPS = Path("/proc/meminfo"), Path("/proc/self/maps")
 CGROUP = Path("/sys/fs/cgroup")
 
-# A tenth of a GPU's memory is left for buffers of entries of dynamic shape, and for freed buffers that IREE
-# keeps.
-_GPU_SHARE_FOR_OTHERS = 10
 # Half of a host's free memory is left for other programs.
 _HOST_SHARE_FOR_OTHERS = 2
 
-HIP, CUDA = "libamdhip64.so", "libcuda.so"
-
-GetInfo = Callable[[Any, Any], int]  # hipMemGetInfo, cuMemGetInfo: free and total bytes, by reference
+HIP = "libamdhip64.so"
 
 
 def spare_host_bytes() -> int | None:
@@ -43,29 +36,6 @@ def spare_host_bytes() -> int | None:
     available = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
     known = [size for size in (available, _left_in_cgroup()) if size is not None]
     return min(known) // _HOST_SHARE_FOR_OTHERS if known else None
-
-
-def spare_gpu_bytes(get_info: GetInfo) -> int | None:
-    """Return the GPU's free memory minus a tenth of its total, or None if the driver call fails."""
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    if get_info(ctypes.byref(free), ctypes.byref(total)) != 0:
-        return None
-    return max(0, free.value - total.value // _GPU_SHARE_FOR_OTHERS)
-
-
-def spare_hip_bytes(ordinal: int) -> int | None:
-    """Return `spare_gpu_bytes` of the AMD GPU `ordinal`; None if HIP is not loaded or fails."""
-    library = loaded_library(HIP)
-    if library is None:
-        return None
-
-    def ask() -> int | None:
-        if library.hipSetDevice(ordinal) != 0:
-            return None
-        return spare_gpu_bytes(library.hipMemGetInfo)
-
-    with ThreadPoolExecutor(1) as thread:  # HIP's current device is per thread
-        return thread.submit(ask).result()
 
 
 def loaded_library(name: str) -> ctypes.CDLL | None:

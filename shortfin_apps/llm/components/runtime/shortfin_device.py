@@ -52,7 +52,8 @@ from shortfin_apps.llm.components.runtime.device_errors import (
     lost_error,
 )
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
-from shortfin_apps.llm.components.runtime.memory import spare_hip_bytes, spare_host_bytes
+from shortfin_apps.llm.components.runtime.gpu_memory import spare_hip_bytes
+from shortfin_apps.llm.components.runtime.memory import spare_host_bytes
 from shortfin_apps.llm.components.runtime.parameters import open_parameters
 from shortfin_apps.llm.components.runtime.residency import check_residency, hip_compute_units
 from shortfin_apps.llm.components.runtime.shortfin_buffer import (
