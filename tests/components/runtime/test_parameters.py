@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import iree.runtime as iree
 import numpy as np
 import pytest
 
-from shortfin_apps.llm.components.runtime.parameters import embedding_rows, parameter_bytes, read_parameters
+from shortfin_apps.llm.components.runtime.parameters import (
+    embedding_rows,
+    parameter_bytes,
+    read_parameters,
+    stream_parameters,
+)
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
 
@@ -24,22 +32,48 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
         parameter_bytes([tmp_path / "bad.irpa"])
 
 
-def test_contents_are_read_completely(tmp_path: Path) -> None:
+def content(entry: Any) -> bytes:
+    """The bytes of an entry that is in memory, or in a file that is not mapped."""
+    handle, offset = entry.file_storage
+    return bytes(entry.file_view) if handle.is_host_allocation else os.pread(handle.fd, entry.length, offset)
+
+
+ways = pytest.mark.parametrize("read", [read_parameters, stream_parameters])
+
+
+@ways
+def test_contents_are_read_completely(tmp_path: Path, read: Callable[[Sequence[Path]], Any]) -> None:
     first, second = tmp_path / "first.irpa", tmp_path / "second.irpa"
     large = bytes(range(256)) * 20_000  # more than a huge page
     write_archive(first, [ArchiveEntry("a", 3), ArchiveEntry("b", len(large))], [b"abc", large])
     write_archive(second, [ArchiveEntry("c", 1)], [b"z"])
-    index = read_parameters([first, second])
-    contents = {entry.key: bytes(entry.file_view) for entry in (index[i] for i in range(len(index)))}
+    index = read([first, second])
+    contents = {entry.key: content(entry) for entry in (index[i] for i in range(len(index)))}
     assert contents == {"a": b"abc", "b": large, "c": b"z"}
 
 
-def test_a_splat_stays_a_splat(tmp_path: Path) -> None:
+@ways
+def test_a_splat_stays_a_splat(tmp_path: Path, read: Callable[[Sequence[Path]], Any]) -> None:
     index = iree.ParameterIndex()
     index.add_splat("s", b"\x01\x02", 64)
     index.create_archive_file(str(tmp_path / "splat.irpa"))
-    entry = read_parameters([tmp_path / "splat.irpa"])[0]
+    entry = read([tmp_path / "splat.irpa"])[0]
     assert (entry.key, entry.is_splat, entry.splat_pattern, entry.length) == ("s", True, b"\x01\x02", 64)
+
+
+def test_streamed_files_are_not_mapped_and_stay_open(tmp_path: Path) -> None:
+    path = tmp_path / "a.irpa"
+    write_archive(path, [ArchiveEntry("a", 3)], [b"abc"])
+    index = stream_parameters([path])
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    path.unlink()
+    assert content(index[0]) == b"abc"
+
+
+@pytest.mark.parametrize("read", [read_parameters, stream_parameters, parameter_bytes])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, read: Callable[[Sequence[Path]], Any]) -> None:
+    with pytest.raises(ArtifactError, match=r"gone\.irpa: cannot be read"):
+        read([tmp_path / "gone.irpa"])
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffe
 from shortfin_apps.llm.components.runtime.iree_staging import IreeStaging, IreeStagingPool
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence
 from shortfin_apps.llm.components.runtime.launch_queue import LaunchQueue
-from shortfin_apps.llm.components.runtime.parameters import open_parameters
+from shortfin_apps.llm.components.runtime.parameters import stream_parameters
 from shortfin_apps.llm.components.runtime.residency import cuda_compute_units, hip_compute_units
 from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
 
@@ -174,7 +174,7 @@ class GpuDevice(IreeDevice):
         return self._lose(error)
 
     def _read_parameters(self, paths: Sequence[Path]) -> Any:
-        return open_parameters(paths)
+        return stream_parameters(paths)
 
     def _compute_units(self) -> int | None:
         if self._context is None:
