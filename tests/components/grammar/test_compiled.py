@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import is_lark_syntax
 
 from shortfin_apps.llm.components.grammar.compiled import _IS_LARK, CompiledGrammar, _lark_of
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.request.grammar import Bitmask
 from shortfin_apps.llm.contract.errors import ConstraintError
 from tests.serving.text.tiny_tokenizers import byte_level_backend
 
@@ -22,10 +23,10 @@ A, B = BACKEND.encode("ab").ids
 
 def compiled(regex: str, limits: LLParserLimits | None = None) -> CompiledGrammar:
     matcher = LLMatcher(TOKENIZER, grammar_from("regex", regex), log_level=0, limits=limits)
-    return CompiledGrammar(GrammarSource(GrammarKind.REGEX, regex), matcher)
+    return CompiledGrammar(GrammarSource(GrammarKind.REGEX, regex), matcher, TOKENIZER)
 
 
-def ids(bitmask: bytes) -> list[int]:
+def ids(bitmask: Bitmask) -> list[int]:
     bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
     return [int(token_id) for token_id in np.flatnonzero(bits)]
 
@@ -104,7 +105,7 @@ def ambiguous(step_max_items: int) -> CompiledGrammar:
     source = GrammarSource(GrammarKind.EBNF, 'start: "b" | "a" x\nx: x x | /[ab]/ | ""')
     limits = LLParserLimits(step_max_items=step_max_items, verbose_errors=False)
     matcher = LLMatcher(TOKENIZER, grammar_from("ebnf", source.text), log_level=0, limits=limits)
-    return CompiledGrammar(source, matcher)
+    return CompiledGrammar(source, matcher, TOKENIZER)
 
 
 def test_a_grammar_that_fails_on_proposed_tokens_goes_on_without_them() -> None:

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from shortfin_apps.llm.components.engine.work_time import work_time
-from shortfin_apps.llm.components.request.grammar import Grammar, GrammarMatcher
+from shortfin_apps.llm.components.request.grammar import Bitmask, Grammar, GrammarMatcher, NextMask
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.errors import ConstraintError
 
@@ -37,8 +37,6 @@ MAX_DEBT_S = 2.0
 MIN_ROW_S = 0.001
 NUM_STEPS = 8
 NUM_SPIKES = 3
-
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -110,7 +108,9 @@ class MaskCosts:
         if (account := self._accounts.get(key)) is None:
             tenant = self._tenants.setdefault(request.tenant, _Tenant())
             account = self._accounts[key] = _Account(tenant)
-        request.matcher = _WatchedMatcher(request.matcher, request.request_id, grammar.param, account, self)
+        request.matcher = _WatchedMatcher(
+            request.matcher, request.next_mask, request.request_id, grammar.param, account, self
+        )
 
     def settle(self) -> list[tuple[str, ConstraintError]]:
         """End a step. Returns the IDs of requests that must end, with their errors."""
@@ -154,28 +154,49 @@ class MaskCosts:
 
 
 class _WatchedMatcher:
-    """A GrammarMatcher that charges its time to an account."""
+    """A GrammarMatcher that charges its time to an account.
+
+    If a draw waits for the request's next mask, the call that asks for forced tokens computes it as well, for
+    one charge.
+    """
+
+    __slots__ = ("_account", "_costs", "_mask", "_matcher", "_param", "_request_id")
 
     def __init__(
-        self, matcher: GrammarMatcher, request_id: str, param: str, account: _Account, costs: MaskCosts
+        self,
+        matcher: GrammarMatcher,
+        mask: NextMask,
+        request_id: str,
+        param: str,
+        account: _Account,
+        costs: MaskCosts,
     ) -> None:
-        self._matcher, self._request_id, self._param = matcher, request_id, param
+        self._matcher, self._mask, self._request_id, self._param = matcher, mask, request_id, param
         self._account, self._costs = account, costs
 
-    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
-        if self._account.is_exhausted:
+    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> Bitmask:
+        account = self._account
+        if account.is_exhausted:
             raise _error(self._param)
-        return self._charged(lambda: self._matcher.allowed(generated, ahead))
+        began_s = self._costs.begin(account, self._request_id, self._param)
+        try:
+            return self._matcher.allowed(generated, ahead)
+        finally:
+            self._costs.end(account, began_s)
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
-        return () if self._account.is_exhausted else self._charged(lambda: self._matcher.forced(generated))
-
-    def _charged(self, compute: Callable[[], _T]) -> _T:
-        began_s = self._costs.begin(self._account, self._request_id, self._param)
+        account = self._account
+        if account.is_exhausted:
+            return ()
+        began_s = self._costs.begin(account, self._request_id, self._param)
         try:
-            return compute()
+            forced, mask = self._matcher.forced(generated), self._mask
+            if mask.is_awaited and not forced:
+                with suppress(ConstraintError):  # `allowed` raises it again
+                    mask.bitmask, mask.num_generated = self._matcher.allowed(generated), len(generated)
+            return forced
         finally:
-            self._costs.end(self._account, began_s)
+            self._costs.end(account, began_s)
 
 
 def _usual(costs_s: Iterable[float]) -> float:
