@@ -19,6 +19,7 @@ from shortfin_apps.llm.components.engine.mask_costs import (
 )
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.sampling.adjustments import allowed_next
 from shortfin_apps.llm.contract.errors import ConstraintError
 from tests.components.engine_fixture import PROMPT, call, make_rig
 from tests.components.fake_device import VOCAB
@@ -183,6 +184,44 @@ def test_forced_tokens_count_and_an_exhausted_grammar_forces_none() -> None:
     assert steps.clock.now_s == MAX_EXCESS_S * 2
     steps.costs.settle()
     assert list(matcher.forced([])) == [7], "a step later it may cost time again"
+
+
+def test_a_mask_that_a_draw_waits_for_is_computed_once_with_the_forced_tokens() -> None:
+    steps = Steps()
+    grammar = steps.grammar(0.01)
+    steps.add("a", grammar)
+    request = steps.requests["a"]
+    request.next_mask.is_awaited = True
+    assert request.matcher is not None
+    assert list(request.matcher.forced(request.output)) == []
+    assert allowed_next(request) == allowed_next(request)
+    assert (grammar.num_masks, steps.costs._accounts[("", grammar)].spent_s) == (1, 0.02)
+    allowed_next(request, ahead=[5])
+    allowed_next(request)
+    assert grammar.num_masks == 3, "a mask after proposed tokens replaces it"
+    request.token_ids.append(2)
+    allowed_next(request)
+    assert grammar.num_masks == 4
+
+
+def test_a_mask_that_fails_ahead_fails_when_it_is_needed() -> None:
+    clock = Clock()
+
+    class Failing(Costly):
+        def matcher(self) -> Failing:
+            return self
+
+        def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
+            raise ConstraintError("too complex")
+
+    steps = Steps(clock)
+    steps.add("a", Failing(clock, lambda _: 0.0))
+    request = steps.requests["a"]
+    request.next_mask.is_awaited = True
+    assert request.matcher is not None
+    assert list(request.matcher.forced(request.output)) == []
+    with pytest.raises(ConstraintError, match="complex"):
+        allowed_next(request)
 
 
 def burst(steps: Steps, cost_s: float, num_rows: int, tenant: str) -> None:

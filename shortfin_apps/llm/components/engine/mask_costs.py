@@ -92,7 +92,7 @@ class MaskCosts:
     """Measures the grammars of one engine. `clock` is the CPU time of the thread that runs the steps."""
 
     def __init__(self, clock: Callable[[], float] = work_time) -> None:
-        self._clock = clock
+        self.clock = clock
         self._accounts: WeakValueDictionary[tuple[str, Grammar], _Account] = WeakValueDictionary()
         self._of_step: set[_Account] = set()
         self._excess_s = 0.0
@@ -147,10 +147,7 @@ class MaskCosts:
         """Register a request of the account in this step, before it spends time; returns the current time."""
         self._of_step.add(account)
         account.params[request_id] = param
-        return self._clock()
-
-    def end(self, account: _Account, began_s: float) -> None:
-        account.spent_s += self._clock() - began_s
+        return self.clock()
 
 
 class _WatchedMatcher:
@@ -160,7 +157,7 @@ class _WatchedMatcher:
     one charge.
     """
 
-    __slots__ = ("_account", "_costs", "_mask", "_matcher", "_param", "_request_id")
+    __slots__ = ("_account", "_clock", "_costs", "_mask", "_matcher", "_param", "_request_id")
 
     def __init__(
         self,
@@ -172,7 +169,7 @@ class _WatchedMatcher:
         costs: MaskCosts,
     ) -> None:
         self._matcher, self._mask, self._request_id, self._param = matcher, mask, request_id, param
-        self._account, self._costs = account, costs
+        self._account, self._costs, self._clock = account, costs, costs.clock
 
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> Bitmask:
         account = self._account
@@ -182,7 +179,7 @@ class _WatchedMatcher:
         try:
             return self._matcher.allowed(generated, ahead)
         finally:
-            self._costs.end(account, began_s)
+            account.spent_s += self._clock() - began_s
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
         account = self._account
@@ -196,7 +193,7 @@ class _WatchedMatcher:
                     mask.bitmask, mask.num_generated = self._matcher.allowed(generated), len(generated)
             return forced
         finally:
-            self._costs.end(account, began_s)
+            account.spent_s += self._clock() - began_s
 
 
 def _usual(costs_s: Iterable[float]) -> float:

@@ -59,10 +59,11 @@ def padded_logprobs(rows: int, slots: Mapping[int, int]) -> dict[str, Array]:
 
 @dataclass(slots=True)
 class _Kept:
-    """Arguments of draws, as arrays and on the device, for draws from the same rows one step later.
+    """The last arguments of draws that begin at a row, as arrays and on the device.
 
-    `edits` identify the rows' requests, because each request has separate edits. `seq_lens`: lengths of the
-    tasks that the arguments are for.
+    `edits` identify the rows' requests, because each request has separate edits; empty if the arguments set
+    counts, so that no other draws can have all of them. `seq_lens`: lengths of the tasks that the arguments
+    are for.
     """
 
     entry: str
@@ -74,6 +75,12 @@ class _Kept:
 
     def serves(self, entry: str, rows: Sequence[int], edits: Sequence[RowEdits], seq_lens: list[int]) -> bool:
         return (self.entry, self.rows, self.edits, self.seq_lens) == (entry, rows, edits, seq_lens)
+
+    def equal(self, name: str, array: Array) -> DeviceBuffer | None:
+        """Return the argument on the device if it has these values. Bitmasks are not compared."""
+        kept = self.arrays[name]
+        is_equal = name != "allowed" and kept.shape == array.shape and kept.tobytes() == array.tobytes()
+        return self.buffers[name] if is_equal else None
 
     def take(self) -> tuple[Mapping[str, Array], Mapping[str, DeviceBuffer]]:
         """Return the arguments of the next draws, after which the device has advanced its positions."""
@@ -87,7 +94,8 @@ class DrawArguments:
     """Arguments of the entries that draw tokens from existing rows.
 
     An `adjusted_sample` advances the positions, and counts the tokens in the device's table. While the same
-    requests draw, the arguments of one step therefore serve the next one, and nothing is uploaded.
+    requests draw, the arguments of one step therefore serve the next one, and nothing is uploaded. Under
+    grammars only the bitmasks are.
     """
 
     def __init__(self, upload: Callable[[Array], DeviceBuffer], tables: SlotTables) -> None:
@@ -113,18 +121,22 @@ class DrawArguments:
         stores = slots is None
         drawn = [tasks[row] for row in rows]
         seen = [self._seen(task, of_row, stores) for task, of_row in zip(drawn, edits, strict=False)]
-        is_steady = bool(edits) and stores and all(counts is None for counts in seen)
+        is_steady = all(counts is None for counts in seen)
         seq_lens = [task.seq_len for task in drawn]
-        kept = self._kept.get(rows[0]) if is_steady else None
-        if kept is not None and kept.serves(shape.entry, rows, edits, seq_lens):
+        kept = self._kept.get(rows[0]) if edits and stores else None
+        if kept is not None and is_steady and kept.serves(shape.entry, rows, edits, seq_lens):
             return kept.take()
         arrays = padded_draws(shape.rows, tasks, rows, fields, slots=slots)
         if edits:
             arrays |= padded_edits(shape.rows, edits, seen, self._tables.vocab_size)
-        buffers = {name: self._upload(array) for name, array in arrays.items()}
-        if not is_steady:
+        buffers = {}
+        for name, array in arrays.items():
+            buffer = None if kept is None else kept.equal(name, array)
+            buffers[name] = self._upload(array) if buffer is None else buffer
+        if not edits or not stores:
             return arrays, buffers
-        kept = self._kept[rows[0]] = _Kept(shape.entry, rows, edits, seq_lens, arrays, buffers)
+        of_draws = edits if is_steady else ()
+        kept = self._kept[rows[0]] = _Kept(shape.entry, rows, of_draws, seq_lens, arrays, buffers)
         return kept.take()
 
     def forget(self) -> None:
