@@ -13,7 +13,7 @@ from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.buckets import Shape
 from shortfin_apps.llm.components.invocation.loop_state import Fields, padded, padded_sampling
 from shortfin_apps.llm.components.invocation.slot_tables import SlotTables, counts_before
-from shortfin_apps.llm.components.request.request import TokenCounts
+from shortfin_apps.llm.components.request.request import Request, TokenCounts
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined, joined_bitmasks, words_of
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField
@@ -62,13 +62,14 @@ class _Kept:
     """The last arguments of draws that begin at a row, as arrays and on the device.
 
     `edits` identify the rows' requests, because each request has separate edits; empty if the arguments set
-    counts, so that no other draws can have all of them. `seq_lens`: lengths of the tasks that the arguments
-    are for.
+    counts, so that no other draws can have all of them. `masked`: the rows' requests, if the only edits are
+    their bitmasks. `seq_lens`: lengths of the tasks that the arguments are for.
     """
 
     entry: str
     rows: Sequence[int]
     edits: Sequence[RowEdits]
+    masked: list[Request]
     seq_lens: list[int]
     arrays: dict[str, Array]
     buffers: Mapping[str, DeviceBuffer]
@@ -76,9 +77,19 @@ class _Kept:
     def serves(self, entry: str, rows: Sequence[int], edits: Sequence[RowEdits], seq_lens: list[int]) -> bool:
         return (self.entry, self.rows, self.edits, self.seq_lens) == (entry, rows, edits, seq_lens)
 
+    def follows(self, entry: str, rows: Sequence[int], masked: list[Request], seq_lens: list[int]) -> bool:
+        """Return whether draws of rows with bitmasks alone are of the same requests, one token later."""
+        return (self.entry, self.rows, self.masked, self.seq_lens) == (entry, rows, masked, seq_lens)
+
+    def with_masks(self, edits: Sequence[RowEdits], vocab_size: int) -> dict[str, Array]:
+        """Return the arguments one token later, with the bitmasks of these edits."""
+        allowed = [of_row.allowed for of_row in edits if of_row.allowed is not None]
+        return {**self.arrays, "allowed": joined_bitmasks(allowed, vocab_size)}
+
     def equal(self, name: str, array: Array) -> DeviceBuffer | None:
         """Return the argument on the device if it has these values. Bitmasks are not compared."""
-        kept = self.arrays[name]
+        if array is (kept := self.arrays[name]):
+            return self.buffers[name]
         is_equal = name != "allowed" and kept.shape == array.shape and kept.tobytes() == array.tobytes()
         return self.buffers[name] if is_equal else None
 
@@ -126,9 +137,13 @@ class DrawArguments:
         kept = self._kept.get(rows[0]) if edits and stores else None
         if kept is not None and is_steady and kept.serves(shape.entry, rows, edits, seq_lens):
             return kept.take()
-        arrays = padded_draws(shape.rows, tasks, rows, fields, slots=slots)
-        if edits:
-            arrays |= padded_edits(shape.rows, edits, seen, self._tables.vocab_size)
+        masked = [task.request for task in drawn] if edits and all(map(_has_mask_only, edits)) else []
+        if kept is not None and masked and kept.follows(shape.entry, rows, masked, seq_lens):
+            arrays = kept.with_masks(edits, self._tables.vocab_size)
+        else:
+            arrays = padded_draws(shape.rows, tasks, rows, fields, slots=slots)
+            if edits:
+                arrays |= padded_edits(shape.rows, edits, seen, self._tables.vocab_size)
         buffers = {}
         for name, array in arrays.items():
             buffer = None if kept is None else kept.equal(name, array)
@@ -136,7 +151,7 @@ class DrawArguments:
         if not edits or not stores:
             return arrays, buffers
         of_draws = edits if is_steady else ()
-        kept = self._kept[rows[0]] = _Kept(shape.entry, rows, of_draws, seq_lens, arrays, buffers)
+        kept = self._kept[rows[0]] = _Kept(shape.entry, rows, of_draws, masked, seq_lens, arrays, buffers)
         return kept.take()
 
     def forget(self) -> None:
@@ -165,6 +180,10 @@ class LastUpload:
             self._buffers = {name: self._upload(array) for name, array in arrays.items()}
             self._content = content
         return self._buffers
+
+
+def _has_mask_only(edits: RowEdits) -> bool:
+    return edits.allowed is not None and not edits.has_penalties and not edits.has_biases
 
 
 def padded_edits(
