@@ -44,7 +44,7 @@ def test_collections_of_other_threads_do_not_count() -> None:
 
 def test_grammars_are_charged_for_no_collection() -> None:
     assert work_time.note in gc.callbacks
-    assert MaskCosts().clock is work_time
+    assert MaskCosts()._clock is work_time
     total_s = work_time._collections.total_s
     gc.collect()
     assert work_time._collections.total_s > total_s

@@ -20,6 +20,8 @@ MAX_DEBT_S, and takes at least 2 * MAX_DEBT_S / MAX_STEP_S steps to pay off.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +37,7 @@ MAX_STEP_S = 0.025
 MAX_EXCESS_S = 0.25
 MAX_DEBT_S = 2.0
 MIN_ROW_S = 0.001
+BRIEF_S = MIN_ROW_S / 10
 NUM_STEPS = 8
 NUM_SPIKES = 3
 
@@ -89,10 +92,21 @@ class _Account:
 
 
 class MaskCosts:
-    """Measures the grammars of one engine. `clock` is the CPU time of the thread that runs the steps."""
+    """Measures the grammars of one engine.
 
-    def __init__(self, clock: Callable[[], float] = work_time) -> None:
-        self.clock = clock
+    `clock` is the CPU time of the thread that runs the steps. It takes a system call, so a call of a grammar
+    is timed by `wall`; if it lasts longer than BRIEF_S, by the CPU time since `clock` was last read if that
+    is less: the thread may have been interrupted. `clock` is read after each step.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = work_time,
+        wall: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._wall = wall
+        self._read_s = -math.inf  # CPU time when it was last read
         self._accounts: WeakValueDictionary[tuple[str, Grammar], _Account] = WeakValueDictionary()
         self._of_step: set[_Account] = set()
         self._excess_s = 0.0
@@ -114,6 +128,7 @@ class MaskCosts:
 
     def settle(self) -> list[tuple[str, ConstraintError]]:
         """End a step. Returns the IDs of requests that must end, with their errors."""
+        self._read_s = self._clock()
         accounts, self._of_step = self._of_step, set()
         spent_s = sum(account.spent_s for account in accounts)
         self._excess_s = min(max(0.0, self._excess_s + spent_s - MAX_STEP_S), MAX_EXCESS_S)
@@ -147,7 +162,14 @@ class MaskCosts:
         """Register a request of the account in this step, before it spends time; returns the current time."""
         self._of_step.add(account)
         account.params[request_id] = param
-        return self.clock()
+        return self._wall()
+
+    def end(self, account: _Account, began_s: float) -> None:
+        spent_s = self._wall() - began_s
+        if spent_s > BRIEF_S:
+            before_s, self._read_s = self._read_s, self._clock()
+            spent_s = min(spent_s, self._read_s - before_s)
+        account.spent_s += spent_s
 
 
 class _WatchedMatcher:
@@ -157,7 +179,7 @@ class _WatchedMatcher:
     one charge.
     """
 
-    __slots__ = ("_account", "_clock", "_costs", "_mask", "_matcher", "_param", "_request_id")
+    __slots__ = ("_account", "_costs", "_mask", "_matcher", "_param", "_request_id")
 
     def __init__(
         self,
@@ -169,7 +191,7 @@ class _WatchedMatcher:
         costs: MaskCosts,
     ) -> None:
         self._matcher, self._mask, self._request_id, self._param = matcher, mask, request_id, param
-        self._account, self._costs, self._clock = account, costs, costs.clock
+        self._account, self._costs = account, costs
 
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> Bitmask:
         account = self._account
@@ -179,7 +201,7 @@ class _WatchedMatcher:
         try:
             return self._matcher.allowed(generated, ahead)
         finally:
-            account.spent_s += self._clock() - began_s
+            self._costs.end(account, began_s)
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
         account = self._account
@@ -193,7 +215,7 @@ class _WatchedMatcher:
                     mask.bitmask, mask.num_generated = self._matcher.allowed(generated), len(generated)
             return forced
         finally:
-            account.spent_s += self._clock() - began_s
+            self._costs.end(account, began_s)
 
 
 def _usual(costs_s: Iterable[float]) -> float:
