@@ -169,8 +169,10 @@ def test_draws_under_grammars_upload_their_bitmasks_alone() -> None:
     assert made.uploads == uploads + 1
     assert [row[0] for row in drawn["allowed"]] == [4, 8]
     assert drawn["positions"] == [2, 2]
+    made.requests[0].lease, made.requests[0].slot = Lease(), 5  # it was preempted, and started again
+    assert made.draw(4, masked(b"\x04", b"\x08"))["slots"] == [5, 1]
     uploads = made.uploads
-    assert made.draw(5, masked(b"\x04", b"\x08"))["positions"] == [4, 4]
+    assert made.draw(6, masked(b"\x04", b"\x08"))["positions"] == [5, 5]
     assert made.uploads == uploads + 2, "the device has advanced the positions by one"
 
 

@@ -113,7 +113,7 @@ class CompiledMatcher:
         self._matcher = grammar.new_state()
         self._num_consumed = 0  # tokens of the output
         self._ahead: list[int] = []  # proposed tokens, consumed after the output
-        self._is_known = False  # whether `_bitmask` has the tokens allowed after all consumed tokens
+        self._is_known = False  # whether `_memory` has the tokens allowed after all consumed tokens
 
     def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> Bitmask:
         self._catch_up(generated, ahead)

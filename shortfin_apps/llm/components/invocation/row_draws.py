@@ -13,7 +13,8 @@ from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.buckets import Shape
 from shortfin_apps.llm.components.invocation.loop_state import Fields, padded, padded_sampling
 from shortfin_apps.llm.components.invocation.slot_tables import SlotTables, counts_before
-from shortfin_apps.llm.components.request.request import Request, TokenCounts
+from shortfin_apps.llm.components.kvcache.lease import Lease
+from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined, joined_bitmasks, words_of
 from shortfin_apps.llm.contract.abi import EditField, PenaltyField
@@ -62,14 +63,15 @@ class _Kept:
     """The last arguments of draws that begin at a row, as arrays and on the device.
 
     `edits` identify the rows' requests, because each request has separate edits; empty if the arguments set
-    counts, so that no other draws can have all of them. `masked`: the rows' requests, if the only edits are
-    their bitmasks. `seq_lens`: lengths of the tasks that the arguments are for.
+    counts, so that no other draws can have all of them. `masked`: the rows' leases, if the only edits are
+    bitmasks; each start of a request has a separate lease. `seq_lens`: lengths of the tasks that the
+    arguments are for.
     """
 
     entry: str
     rows: Sequence[int]
     edits: Sequence[RowEdits]
-    masked: list[Request]
+    masked: list[Lease | None]
     seq_lens: list[int]
     arrays: dict[str, Array]
     buffers: Mapping[str, DeviceBuffer]
@@ -77,8 +79,10 @@ class _Kept:
     def serves(self, entry: str, rows: Sequence[int], edits: Sequence[RowEdits], seq_lens: list[int]) -> bool:
         return (self.entry, self.rows, self.edits, self.seq_lens) == (entry, rows, edits, seq_lens)
 
-    def follows(self, entry: str, rows: Sequence[int], masked: list[Request], seq_lens: list[int]) -> bool:
-        """Return whether draws of rows with bitmasks alone are of the same requests, one token later."""
+    def follows(
+        self, entry: str, rows: Sequence[int], masked: list[Lease | None], seq_lens: list[int]
+    ) -> bool:
+        """Return whether draws of rows with bitmasks alone are of the same leases, one token later."""
         return (self.entry, self.rows, self.masked, self.seq_lens) == (entry, rows, masked, seq_lens)
 
     def with_masks(self, edits: Sequence[RowEdits], vocab_size: int) -> dict[str, Array]:
@@ -137,7 +141,7 @@ class DrawArguments:
         kept = self._kept.get(rows[0]) if edits and stores else None
         if kept is not None and is_steady and kept.serves(shape.entry, rows, edits, seq_lens):
             return kept.take()
-        masked = [task.request for task in drawn] if edits and all(map(_has_mask_only, edits)) else []
+        masked = [task.request.lease for task in drawn] if edits and all(map(_has_mask_only, edits)) else []
         if kept is not None and masked and kept.follows(shape.entry, rows, masked, seq_lens):
             arrays = kept.with_masks(edits, self._tables.vocab_size)
         else:

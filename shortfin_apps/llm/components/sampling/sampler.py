@@ -179,7 +179,6 @@ class Sampler:
             return Chooser.HOST
         active = self._active(request, request.num_generated + num_ahead)
         if any(each.needs_output(params) for each in active):
-            request.next_mask.is_awaited = True
             return Chooser.LATE
         edits = self.row_edits(request, num_ahead)
         return Chooser.HOST if edits is None or edits.may_ban_all() else Chooser.ADJUSTED
