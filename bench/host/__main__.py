@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from bench.host.engine import mixed_step_us, steady_step_us
+from bench.host.engine import SAMPLINGS, mixed_step_us, steady_step_us
 from bench.host.http import HttpFigures
 from bench.host.http import stream_tokens as stream_to_http_clients
 from bench.host.streams import StreamFigures, stream_from, stream_tokens
@@ -71,18 +71,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _engine(rows: list[int], repeat: int, profile: Path | None) -> None:
+    """Print CPU times of a step; each repeat measures every kind once, so that kinds compare."""
     profiler = cProfile.Profile()
-    print("| requests | steady: us a step | us a token | with penalties: us a step | mixed: us a step |")
-    print("|---|---|---|---|---|")
+    print("| requests | us a token | us a step: " + " | ".join(SAMPLINGS) + " | mixed |")
+    print("|---" * (len(SAMPLINGS) + 3) + "|")
     for count in rows:
         if profile is not None:
-            profiler.runcall(steady_step_us, count)
+            for sampling in SAMPLINGS:
+                profiler.runcall(steady_step_us, count, sampling)
             profiler.runcall(mixed_step_us, count)
-        steady_us = statistics.median(steady_step_us(count) for _ in range(repeat))
-        penalised_us = statistics.median(steady_step_us(count, 0.5) for _ in range(repeat))
-        mixed_us = statistics.median(mixed_step_us(count) for _ in range(repeat))
-        steady = f"{steady_us:.1f} | {steady_us / count:.2f} | {penalised_us:.1f}"
-        print(f"| {count} | {steady} | {mixed_us:.1f} |", flush=True)
+        runs = [
+            [*(steady_step_us(count, sampling) for sampling in SAMPLINGS), mixed_step_us(count)]
+            for _ in range(repeat)
+        ]
+        medians = [statistics.median(times) for times in zip(*runs, strict=True)]
+        steps = " | ".join(f"{step_us:.1f}" for step_us in medians)
+        print(f"| {count} | {medians[0] / count:.2f} | {steps} |", flush=True)
     if profile is not None:
         profiler.dump_stats(profile)
 

@@ -1,4 +1,7 @@
-"""A device that computes nothing: its tokens come from a table, after a configurable time."""
+"""A device that computes nothing: its tokens come from a table, after a configurable time.
+
+A row with a bitmask of allowed tokens gets one of these, which costs the caller `drawing_s`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,14 @@ import numpy as np
 
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, EntrySignature, TensorType
-from shortfin_apps.llm.contract.abi import ARGUMENT_TYPES, Entry, EntryFamily
+from shortfin_apps.llm.contract.abi import (
+    ARGUMENT_TYPES,
+    Entry,
+    EntryFamily,
+    Layout,
+    TermField,
+    argument_names,
+)
 from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -23,6 +33,10 @@ SLAB_ELEMENTS = 2 * STRIDE * HEAD_DIM  # never touched, so they take no memory
 _SEED, _TABLE_STEPS = 7, 64
 # The first tokens of a byte-level vocabulary: parts of characters, which produce no text.
 _NUM_BYTES = 256
+# Ends of strings, objects and numbers of JSON, one of which is drawn every few tokens where one is allowed.
+_ENDS = b'"},'
+_TOKENS_PER_END = 128
+_WORD_OCTETS = 4
 
 
 @dataclass(slots=True)
@@ -62,6 +76,7 @@ class IdleProgram:
         self._step_s = step_s
         self._num_steps = 0
         self._ready_s = 0.0
+        self.drawing_s = 0.0
         one = (
             TensorType((rows, 1, TOP_K), F32),
             TensorType((rows, 1, TOP_K), I64),
@@ -75,6 +90,11 @@ class IdleProgram:
             Entry(EntryFamily.EXTEND, None, EXTEND_TOKENS): one,
             Entry(EntryFamily.SAMPLE, rows, None): (TensorType((rows,), I64),),
             Entry(EntryFamily.ADJUSTED_SAMPLE, rows, None): (TensorType((rows,), I64),),
+            Entry(EntryFamily.LOGPROBS, rows, None): (
+                TensorType((len(TermField), rows), I64),
+                TensorType((rows, TOP_K), F32),
+                TensorType((rows, TOP_K), I64),
+            ),
         }
         self.entries: Mapping[str, EntrySignature] = {
             entry.name: EntrySignature(entry.name, _arguments(entry, vocab_size), types, workspace_bytes=1)
@@ -88,8 +108,40 @@ class IdleProgram:
         self._num_steps += 1
         row = self._token_ids[self._num_steps % _TABLE_STEPS]
         token_ids.array[...] = row[: token_ids.shape[-1]]
+        family = entry.partition("_bs")[0]
+        if family == EntryFamily.LOGPROBS:
+            token_ids.array[TermField.MASS] = 1  # the first result: terms
+        elif family == EntryFamily.ADJUSTED_SAMPLE:
+            self._draw_allowed(arguments, token_ids.array)
         self._ready_s = max(self._ready_s, time.perf_counter()) + self._step_s
         return IdlePending(self._ready_s)
+
+    def _draw_allowed(self, arguments: Sequence[DeviceBuffer], token_ids: Array) -> None:
+        """Replace the tokens of rows that have a bitmask by allowed ones."""
+        began_s = time.process_time()
+        names = argument_names(Layout.ADJUSTED_SAMPLE)
+        of_name = dict(zip(names, arguments, strict=False))
+        allowed, indices = of_name["allowed"], of_name["allowed_indices"]
+        assert isinstance(allowed, HostBuffer)
+        assert isinstance(indices, HostBuffer)
+        octets = allowed.array.view(np.uint8)
+        if octets.shape[1] == _WORD_OCTETS:  # a warm-up, which knows no vocabulary
+            return
+        for row in np.flatnonzero(indices.array >= 0).tolist():
+            token_ids[row] = self._allowed_near(octets[indices.array[row]], int(token_ids[row]), row)
+        self.drawing_s += time.process_time() - began_s
+
+    def _allowed_near(self, octets: Array, token_id: int, row: int) -> int:
+        if (self._num_steps + row) % _TOKENS_PER_END == 0:
+            for end in _ENDS:
+                if octets[end // 8] >> end % 8 & 1:
+                    return end
+        octet = token_id // 8
+        octet += int((octets[octet:] != 0).argmax())
+        if not octets[octet]:
+            octet = int((octets != 0).argmax())
+        known = int(octets[octet])
+        return octet * 8 + (known & -known).bit_length() - 1
 
 
 def _arguments(entry: Entry, vocab_size: int) -> tuple[TensorType, ...] | None:
@@ -125,6 +177,11 @@ class IdleDevice:
         on_host: bool = False,
     ) -> HostBuffer:
         return HostBuffer(np.zeros(shape, dtype))
+
+    @property
+    def drawing_s(self) -> float:
+        """CPU time spent on choosing allowed tokens."""
+        return self._program.drawing_s
 
     def spare_bytes(self, stage: int = 0) -> int | None:
         return None

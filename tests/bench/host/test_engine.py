@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bench.host.engine import idle_engine, mixed_step_us, steady_step_us
+from bench.host.engine import SAMPLINGS, idle_engine, mixed_step_us, steady_step_us
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 
@@ -21,5 +21,5 @@ def test_an_engine_over_the_idle_device_completes_its_requests() -> None:
 
 
 def test_steps_are_measured() -> None:
-    assert steady_step_us(2) > 0
+    assert all(steady_step_us(2, sampling) > 0 for sampling in SAMPLINGS)
     assert mixed_step_us(2) > 0

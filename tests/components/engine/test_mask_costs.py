@@ -19,6 +19,7 @@ from shortfin_apps.llm.components.engine.mask_costs import (
 )
 from shortfin_apps.llm.components.request.messages import FinishReason, Terms
 from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.components.sampling.adjustments import allowed_next
 from shortfin_apps.llm.contract.errors import ConstraintError
 from tests.components.engine_fixture import PROMPT, call, make_rig
 from tests.components.fake_device import VOCAB
@@ -65,7 +66,7 @@ class Steps:
     ended: dict[str, ConstraintError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.costs = MaskCosts(self.clock)
+        self.costs = MaskCosts(self.clock, self.clock)
 
     def add(self, name: str, grammar: Costly, tenant: str = "") -> None:
         request = Request(call(name, [1], 999, output_grammar=grammar, terms=Terms(tenant=tenant)))
@@ -185,6 +186,59 @@ def test_forced_tokens_count_and_an_exhausted_grammar_forces_none() -> None:
     assert list(matcher.forced([])) == [7], "a step later it may cost time again"
 
 
+@pytest.mark.parametrize(("wall_s", "cpu_s", "charged_s"), [(5e-5, 1.0, 5e-5), (9.0, 0.02, 0.02)])
+def test_an_interruption_is_not_charged_and_a_brief_mask_reads_no_cpu_time(
+    wall_s: float, cpu_s: float, charged_s: float
+) -> None:
+    wall, cpu = Clock(), Clock()
+    grammar = Costly(wall, lambda _: wall_s)
+    costs = MaskCosts(cpu, wall)
+    request = Request(call("a", [1], 9, output_grammar=grammar))
+    costs.watch(request)
+    costs.settle()
+    cpu.now_s += cpu_s
+    allowed_next(request)
+    assert costs._accounts[("", grammar)].spent_s == pytest.approx(charged_s)
+
+
+def test_a_mask_that_a_draw_waits_for_is_computed_once_with_the_forced_tokens() -> None:
+    steps = Steps()
+    grammar = steps.grammar(0.01)
+    steps.add("a", grammar)
+    request = steps.requests["a"]
+    request.next_mask.is_awaited = True
+    assert request.matcher is not None
+    assert list(request.matcher.forced(request.output)) == []
+    assert allowed_next(request) == allowed_next(request)
+    assert (grammar.num_masks, steps.costs._accounts[("", grammar)].spent_s) == (1, 0.02)
+    allowed_next(request, ahead=[5])
+    allowed_next(request)
+    assert grammar.num_masks == 3, "a mask after proposed tokens replaces it"
+    request.token_ids.append(2)
+    allowed_next(request)
+    assert grammar.num_masks == 4
+
+
+def test_a_mask_that_fails_ahead_fails_when_it_is_needed() -> None:
+    clock = Clock()
+
+    class Failing(Costly):
+        def matcher(self) -> Failing:
+            return self
+
+        def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
+            raise ConstraintError("too complex")
+
+    steps = Steps(clock)
+    steps.add("a", Failing(clock, lambda _: 0.0))
+    request = steps.requests["a"]
+    request.next_mask.is_awaited = True
+    assert request.matcher is not None
+    assert list(request.matcher.forced(request.output)) == []
+    with pytest.raises(ConstraintError, match="complex"):
+        allowed_next(request)
+
+
 def burst(steps: Steps, cost_s: float, num_rows: int, tenant: str) -> None:
     """Requests of a new grammar that end before their account knows what they cost."""
     names = rows(steps, steps.grammar(cost_s), num_rows, tenant)
@@ -254,7 +308,9 @@ def _costs_after(cost_s: float, after: int, index: int) -> float:
 @pytest.mark.parametrize("mode", ["default", "extend-attention"])
 def test_the_engine_ends_costly_requests_and_goes_on_with_the_others(mode: str) -> None:
     clock = Clock()
-    rig = make_rig(mask_costs=MaskCosts(clock), mode=mode, token_budget=64 if mode != "default" else None)
+    rig = make_rig(
+        mask_costs=MaskCosts(clock, clock), mode=mode, token_budget=64 if mode != "default" else None
+    )
     costly = Costly(clock, lambda index: 0.02 if index > 3 else 0.0)
     for index in range(4):
         rig.engine.add(call(f"costly{index}", PROMPT, 60, output_grammar=costly))

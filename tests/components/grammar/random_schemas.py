@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.components.request.grammar import Grammar
+from shortfin_apps.llm.components.request.grammar import Bitmask, Grammar
 from tests.serving.text.tiny_tokenizers import byte_level_backend
 
 BACKEND = byte_level_backend()
@@ -115,7 +115,7 @@ def schemas(draw: st.DrawFn, *, wrong: bool = False) -> dict[str, Any]:
     return {**root, "$defs": {"x": draw(some), "y": draw(some)}}
 
 
-def token_ids_of(bitmask: bytes) -> list[int]:
+def token_ids_of(bitmask: Bitmask) -> list[int]:
     bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
     return [int(token_id) for token_id in np.flatnonzero(bits)]
 

@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import is_lark_syntax
 
 from shortfin_apps.llm.components.grammar.compiled import _IS_LARK, CompiledGrammar, _lark_of
 from shortfin_apps.llm.components.grammar.source import GrammarKind, GrammarSource
+from shortfin_apps.llm.components.request.grammar import Bitmask
 from shortfin_apps.llm.contract.errors import ConstraintError
 from tests.serving.text.tiny_tokenizers import byte_level_backend
 
@@ -22,10 +23,10 @@ A, B = BACKEND.encode("ab").ids
 
 def compiled(regex: str, limits: LLParserLimits | None = None) -> CompiledGrammar:
     matcher = LLMatcher(TOKENIZER, grammar_from("regex", regex), log_level=0, limits=limits)
-    return CompiledGrammar(GrammarSource(GrammarKind.REGEX, regex), matcher)
+    return CompiledGrammar(GrammarSource(GrammarKind.REGEX, regex), matcher, TOKENIZER)
 
 
-def ids(bitmask: bytes) -> list[int]:
+def ids(bitmask: Bitmask) -> list[int]:
     bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
     return [int(token_id) for token_id in np.flatnonzero(bits)]
 
@@ -104,7 +105,7 @@ def ambiguous(step_max_items: int) -> CompiledGrammar:
     source = GrammarSource(GrammarKind.EBNF, 'start: "b" | "a" x\nx: x x | /[ab]/ | ""')
     limits = LLParserLimits(step_max_items=step_max_items, verbose_errors=False)
     matcher = LLMatcher(TOKENIZER, grammar_from("ebnf", source.text), log_level=0, limits=limits)
-    return CompiledGrammar(source, matcher)
+    return CompiledGrammar(source, matcher, TOKENIZER)
 
 
 def test_a_grammar_that_fails_on_proposed_tokens_goes_on_without_them() -> None:
@@ -179,3 +180,44 @@ def test_tokens_that_were_proposed_are_taken_back(rounds: list[tuple[list[int], 
 
 def forced_after(generated: Sequence[int]) -> Sequence[int]:
     return compiled("a(bab|aaa)[ab]{0,4}").matcher().forced(generated)
+
+
+GRAMMARS = {
+    "regex": grammar_from("regex", "(ab|ba){2,5}[0-9]*"),
+    "lark": grammar_from("lark", 'start: x\nx: "a" x "b" | /[c-e]+/'),
+    "schema": LLMatcher.grammar_from_json_schema(
+        {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
+    ),
+}
+
+
+@given(st.data(), st.lists(st.sampled_from(sorted(GRAMMARS)), min_size=1, max_size=6))
+def test_masks_of_many_requests_are_the_librarys(data: st.DataObject, names: list[str]) -> None:
+    """Requests of the same and of other grammars write masks in turns; one that fails affects no other."""
+    starts = {name: LLMatcher(TOKENIZER, text, log_level=0) for name, text in GRAMMARS.items()}
+    source = GrammarSource(GrammarKind.LARK, "")
+    made = {name: CompiledGrammar(source, start, TOKENIZER) for name, start in starts.items()}
+    rows = [(made[name].matcher(), starts[name].deep_copy(), list[int]()) for name in names]
+    for _ in range(8):
+        masks = []
+        for matcher, reference, generated in rows:
+            if generated[-1:] == [END]:
+                continue
+            expected = reference.compute_bitmask()
+            if reference.is_error():
+                with pytest.raises(ConstraintError):
+                    matcher.allowed(generated)
+                continue
+            masks.append((matcher.allowed(generated), expected))
+            wrong = data.draw(st.booleans()) and data.draw(st.booleans())
+            token_id = data.draw(st.integers(0, END) if wrong else st.sampled_from(ids(expected)))
+            generated.append(token_id)
+            reference.consume_token(token_id)
+        assert all(mask == expected for mask, expected in masks), "other rows leave a mask alone"
+
+
+def test_a_mask_is_written_in_place() -> None:
+    matcher = compiled("ab").matcher()
+    first = matcher.allowed([])
+    assert matcher.allowed([A]) is first
+    assert ids(first) == [B]

@@ -154,6 +154,28 @@ def test_other_draws_upload_their_arguments(other: str) -> None:
     assert drawn["slots"] == ([-1, -1] if other == "unstored" else [0, 1])
 
 
+def test_draws_under_grammars_upload_their_bitmasks_alone() -> None:
+    made = Adjusting()
+
+    def masked(*bitmasks: bytes) -> list[RowEdits]:
+        edits = [RowEdits() for _ in bitmasks]
+        for of_row, bitmask in zip(edits, bitmasks, strict=True):
+            of_row.allow(bitmask)
+        return edits
+
+    made.draw(2, masked(b"\x01", b"\x02"))
+    uploads = made.uploads
+    drawn = made.draw(3, masked(b"\x04", b"\x08"))
+    assert made.uploads == uploads + 1
+    assert [row[0] for row in drawn["allowed"]] == [4, 8]
+    assert drawn["positions"] == [2, 2]
+    made.requests[0].lease, made.requests[0].slot = Lease(), 5  # it was preempted, and started again
+    assert made.draw(4, masked(b"\x04", b"\x08"))["slots"] == [5, 1]
+    uploads = made.uploads
+    assert made.draw(6, masked(b"\x04", b"\x08"))["positions"] == [5, 5]
+    assert made.uploads == uploads + 2, "the device has advanced the positions by one"
+
+
 def test_counts_are_passed_again_after_a_failure() -> None:
     made = Adjusting()
     made.draw(2)

@@ -3,10 +3,18 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.kvcache import make_cache
 from shortfin_apps.llm.components.request.messages import FinishReason
-from shortfin_apps.llm.components.request.request import TRANSITIONS, IllegalTransitionError, Request, State
+from shortfin_apps.llm.components.request.request import (
+    TRANSITIONS,
+    IllegalTransitionError,
+    Output,
+    Request,
+    State,
+)
 from tests.components.engine_fixture import call
 
 
@@ -49,3 +57,25 @@ def test_an_illegal_transition_changes_nothing() -> None:
 def test_a_seed_is_kept_and_a_missing_one_is_drawn() -> None:
     assert Request(call("a", [1], seed=7)).seed == 7
     assert Request(call("a", [1])).seed != Request(call("b", [1])).seed
+
+
+SOME = st.one_of(st.none(), st.integers(-9, 9))
+
+
+@given(st.lists(st.integers(), max_size=8), st.integers(0, 8), SOME, SOME, st.sampled_from([None, 1, 2, -1]))
+def test_an_output_is_the_tokens_after_the_prompt(
+    token_ids: list[int], num_prompt: int, begin: int | None, end: int | None, step: int | None
+) -> None:
+    num_prompt = min(num_prompt, len(token_ids))
+    output, expected = Output(token_ids, num_prompt), token_ids[num_prompt:]
+    assert (len(output), list(output)) == (len(expected), expected)
+    assert output[begin:end:step] == expected[begin:end:step]
+    assert [output[i] for i in range(-len(expected), len(expected))] == [*expected, *expected]
+    with pytest.raises(IndexError):
+        output[len(expected)]
+
+
+def test_an_output_grows_with_its_request() -> None:
+    request = Request(call("a", [1, 2]))
+    request.token_ids += [3, 4]
+    assert list(request.output) == [3, 4]

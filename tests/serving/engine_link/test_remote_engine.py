@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from shortfin_apps.llm.components.grammar.compiled import CompiledGrammar
 from shortfin_apps.llm.components.grammar.source import ANY_OBJECT, GrammarSource
@@ -446,7 +446,7 @@ async def test_a_bug_ends_the_request_and_not_its_process(monkeypatch: pytest.Mo
             broken.setattr(each.engine, "admit", fail)
             with pytest.raises(InvocationError):
                 await remote.submit(call("a", PROMPT))
-        grammar = CompiledGrammar(ANY_OBJECT, cast(LLMatcher, None))
+        grammar = CompiledGrammar(ANY_OBJECT, cast(LLMatcher, None), cast(LLTokenizer, None))
         with pytest.raises(InvocationError):  # NoGrammars raises NotImplementedError
             await remote.submit(call("b", PROMPT, output_grammar=grammar))
         with monkeypatch.context() as broken:

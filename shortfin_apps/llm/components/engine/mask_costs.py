@@ -20,14 +20,16 @@ MAX_DEBT_S, and takes at least 2 * MAX_DEBT_S / MAX_STEP_S steps to pay off.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from shortfin_apps.llm.components.engine.work_time import work_time
-from shortfin_apps.llm.components.request.grammar import Grammar, GrammarMatcher
+from shortfin_apps.llm.components.request.grammar import Bitmask, Grammar, GrammarMatcher, NextMask
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.errors import ConstraintError
 
@@ -35,10 +37,9 @@ MAX_STEP_S = 0.025
 MAX_EXCESS_S = 0.25
 MAX_DEBT_S = 2.0
 MIN_ROW_S = 0.001
+BRIEF_S = MIN_ROW_S / 10
 NUM_STEPS = 8
 NUM_SPIKES = 3
-
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -91,10 +92,21 @@ class _Account:
 
 
 class MaskCosts:
-    """Measures the grammars of one engine. `clock` is the CPU time of the thread that runs the steps."""
+    """Measures the grammars of one engine.
 
-    def __init__(self, clock: Callable[[], float] = work_time) -> None:
+    `clock` is the CPU time of the thread that runs the steps. It takes a system call, so a call of a grammar
+    is timed by `wall`; if it lasts longer than BRIEF_S, by the CPU time since `clock` was last read if that
+    is less: the thread may have been interrupted. `clock` is read after each step.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = work_time,
+        wall: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._clock = clock
+        self._wall = wall
+        self._read_s = -math.inf  # CPU time when it was last read
         self._accounts: WeakValueDictionary[tuple[str, Grammar], _Account] = WeakValueDictionary()
         self._of_step: set[_Account] = set()
         self._excess_s = 0.0
@@ -110,10 +122,13 @@ class MaskCosts:
         if (account := self._accounts.get(key)) is None:
             tenant = self._tenants.setdefault(request.tenant, _Tenant())
             account = self._accounts[key] = _Account(tenant)
-        request.matcher = _WatchedMatcher(request.matcher, request.request_id, grammar.param, account, self)
+        request.matcher = _WatchedMatcher(
+            request.matcher, request.next_mask, request.request_id, grammar.param, account, self
+        )
 
     def settle(self) -> list[tuple[str, ConstraintError]]:
         """End a step. Returns the IDs of requests that must end, with their errors."""
+        self._read_s = self._clock()
         accounts, self._of_step = self._of_step, set()
         spent_s = sum(account.spent_s for account in accounts)
         self._excess_s = min(max(0.0, self._excess_s + spent_s - MAX_STEP_S), MAX_EXCESS_S)
@@ -147,35 +162,60 @@ class MaskCosts:
         """Register a request of the account in this step, before it spends time; returns the current time."""
         self._of_step.add(account)
         account.params[request_id] = param
-        return self._clock()
+        return self._wall()
 
     def end(self, account: _Account, began_s: float) -> None:
-        account.spent_s += self._clock() - began_s
+        spent_s = self._wall() - began_s
+        if spent_s > BRIEF_S:
+            before_s, self._read_s = self._read_s, self._clock()
+            spent_s = min(spent_s, self._read_s - before_s)
+        account.spent_s += spent_s
 
 
 class _WatchedMatcher:
-    """A GrammarMatcher that charges its time to an account."""
+    """A GrammarMatcher that charges its time to an account.
+
+    If a draw waits for the request's next mask, the call that asks for forced tokens computes it as well, for
+    one charge.
+    """
+
+    __slots__ = ("_account", "_costs", "_mask", "_matcher", "_param", "_request_id")
 
     def __init__(
-        self, matcher: GrammarMatcher, request_id: str, param: str, account: _Account, costs: MaskCosts
+        self,
+        matcher: GrammarMatcher,
+        mask: NextMask,
+        request_id: str,
+        param: str,
+        account: _Account,
+        costs: MaskCosts,
     ) -> None:
-        self._matcher, self._request_id, self._param = matcher, request_id, param
+        self._matcher, self._mask, self._request_id, self._param = matcher, mask, request_id, param
         self._account, self._costs = account, costs
 
-    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
-        if self._account.is_exhausted:
+    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> Bitmask:
+        account = self._account
+        if account.is_exhausted:
             raise _error(self._param)
-        return self._charged(lambda: self._matcher.allowed(generated, ahead))
+        began_s = self._costs.begin(account, self._request_id, self._param)
+        try:
+            return self._matcher.allowed(generated, ahead)
+        finally:
+            self._costs.end(account, began_s)
 
     def forced(self, generated: Sequence[int]) -> Sequence[int]:
-        return () if self._account.is_exhausted else self._charged(lambda: self._matcher.forced(generated))
-
-    def _charged(self, compute: Callable[[], _T]) -> _T:
-        began_s = self._costs.begin(self._account, self._request_id, self._param)
+        account = self._account
+        if account.is_exhausted:
+            return ()
+        began_s = self._costs.begin(account, self._request_id, self._param)
         try:
-            return compute()
+            forced, mask = self._matcher.forced(generated), self._mask
+            if mask.is_awaited and not forced:
+                with suppress(ConstraintError):  # `allowed` raises it again
+                    mask.bitmask, mask.num_generated = self._matcher.allowed(generated), len(generated)
+            return forced
         finally:
-            self._costs.end(self._account, began_s)
+            self._costs.end(account, began_s)
 
 
 def _usual(costs_s: Iterable[float]) -> float:

@@ -263,6 +263,7 @@ class Pipeline:
         request = task.request
         chooser = self._sampler.chooser(request, request.num_drawing + task.num_ahead)
         if request.num_generated + request.num_drawing >= request.call.params.min_tokens:
+            request.next_mask.is_awaited = chooser is Chooser.LATE
             request.chooser = chooser  # only `min_tokens` depends on the output's length
         return chooser
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_result import BatchResult
@@ -126,7 +125,7 @@ class RowReader:
         logit = result.row(index, with_logits=False).logit_of(drawn.token_id)
         if logit is None:
             logit = result.row(index, with_logits=True).logit_of(drawn.token_id)
-        return replace(drawn, logit=logit)
+        return drawn._replace(logit=logit)
 
     def _row(
         self, task: LlmTaskInput, result: BatchResult, index: int, *, with_logits: bool

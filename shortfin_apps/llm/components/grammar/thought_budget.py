@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llguidance import LLTokenizer
 
-from shortfin_apps.llm.components.request.grammar import GrammarMatcher
+from shortfin_apps.llm.components.request.grammar import Bitmask, GrammarMatcher
 from shortfin_apps.llm.contract.errors import ConstraintError
 
 WHITE_SPACE = " \n\r\t"
@@ -42,7 +42,7 @@ class BudgetedMatcher:
         self._is_over = False  # no end can be forced any more
         self._num_bytes = -(-tokenizer.vocab_size // 32) * 4  # length of the library's bitmasks
 
-    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> bytes:
+    def allowed(self, generated: Sequence[int], ahead: Sequence[int] = ()) -> Bitmask:
         token_ids = [*generated, *ahead]
         forced = self._forced(token_ids, len(generated))
         if forced:

@@ -13,6 +13,7 @@ from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.buckets import Shape
 from shortfin_apps.llm.components.invocation.loop_state import Fields, padded, padded_sampling
 from shortfin_apps.llm.components.invocation.slot_tables import SlotTables, counts_before
+from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits, joined, joined_bitmasks, words_of
@@ -59,21 +60,42 @@ def padded_logprobs(rows: int, slots: Mapping[int, int]) -> dict[str, Array]:
 
 @dataclass(slots=True)
 class _Kept:
-    """Arguments of draws, as arrays and on the device, for draws from the same rows one step later.
+    """The last arguments of draws that begin at a row, as arrays and on the device.
 
-    `edits` identify the rows' requests, because each request has separate edits. `seq_lens`: lengths of the
-    tasks that the arguments are for.
+    `edits` identify the rows' requests, because each request has separate edits; empty if the arguments set
+    counts, so that no other draws can have all of them. `masked`: the rows' leases, if the only edits are
+    bitmasks; each start of a request has a separate lease. `seq_lens`: lengths of the tasks that the
+    arguments are for.
     """
 
     entry: str
     rows: Sequence[int]
     edits: Sequence[RowEdits]
+    masked: list[Lease | None]
     seq_lens: list[int]
     arrays: dict[str, Array]
     buffers: Mapping[str, DeviceBuffer]
 
     def serves(self, entry: str, rows: Sequence[int], edits: Sequence[RowEdits], seq_lens: list[int]) -> bool:
         return (self.entry, self.rows, self.edits, self.seq_lens) == (entry, rows, edits, seq_lens)
+
+    def follows(
+        self, entry: str, rows: Sequence[int], masked: list[Lease | None], seq_lens: list[int]
+    ) -> bool:
+        """Return whether draws of rows with bitmasks alone are of the same leases, one token later."""
+        return (self.entry, self.rows, self.masked, self.seq_lens) == (entry, rows, masked, seq_lens)
+
+    def with_masks(self, edits: Sequence[RowEdits], vocab_size: int) -> dict[str, Array]:
+        """Return the arguments one token later, with the bitmasks of these edits."""
+        allowed = [of_row.allowed for of_row in edits if of_row.allowed is not None]
+        return {**self.arrays, "allowed": joined_bitmasks(allowed, vocab_size)}
+
+    def equal(self, name: str, array: Array) -> DeviceBuffer | None:
+        """Return the argument on the device if it has these values. Bitmasks are not compared."""
+        if array is (kept := self.arrays[name]):
+            return self.buffers[name]
+        is_equal = name != "allowed" and kept.shape == array.shape and kept.tobytes() == array.tobytes()
+        return self.buffers[name] if is_equal else None
 
     def take(self) -> tuple[Mapping[str, Array], Mapping[str, DeviceBuffer]]:
         """Return the arguments of the next draws, after which the device has advanced its positions."""
@@ -87,7 +109,8 @@ class DrawArguments:
     """Arguments of the entries that draw tokens from existing rows.
 
     An `adjusted_sample` advances the positions, and counts the tokens in the device's table. While the same
-    requests draw, the arguments of one step therefore serve the next one, and nothing is uploaded.
+    requests draw, the arguments of one step therefore serve the next one, and nothing is uploaded. Under
+    grammars only the bitmasks are.
     """
 
     def __init__(self, upload: Callable[[Array], DeviceBuffer], tables: SlotTables) -> None:
@@ -113,18 +136,26 @@ class DrawArguments:
         stores = slots is None
         drawn = [tasks[row] for row in rows]
         seen = [self._seen(task, of_row, stores) for task, of_row in zip(drawn, edits, strict=False)]
-        is_steady = bool(edits) and stores and all(counts is None for counts in seen)
+        is_steady = all(counts is None for counts in seen)
         seq_lens = [task.seq_len for task in drawn]
-        kept = self._kept.get(rows[0]) if is_steady else None
-        if kept is not None and kept.serves(shape.entry, rows, edits, seq_lens):
+        kept = self._kept.get(rows[0]) if edits and stores else None
+        if kept is not None and is_steady and kept.serves(shape.entry, rows, edits, seq_lens):
             return kept.take()
-        arrays = padded_draws(shape.rows, tasks, rows, fields, slots=slots)
-        if edits:
-            arrays |= padded_edits(shape.rows, edits, seen, self._tables.vocab_size)
-        buffers = {name: self._upload(array) for name, array in arrays.items()}
-        if not is_steady:
+        masked = [task.request.lease for task in drawn] if edits and all(map(_has_mask_only, edits)) else []
+        if kept is not None and masked and kept.follows(shape.entry, rows, masked, seq_lens):
+            arrays = kept.with_masks(edits, self._tables.vocab_size)
+        else:
+            arrays = padded_draws(shape.rows, tasks, rows, fields, slots=slots)
+            if edits:
+                arrays |= padded_edits(shape.rows, edits, seen, self._tables.vocab_size)
+        buffers = {}
+        for name, array in arrays.items():
+            buffer = None if kept is None else kept.equal(name, array)
+            buffers[name] = self._upload(array) if buffer is None else buffer
+        if not edits or not stores:
             return arrays, buffers
-        kept = self._kept[rows[0]] = _Kept(shape.entry, rows, edits, seq_lens, arrays, buffers)
+        of_draws = edits if is_steady else ()
+        kept = self._kept[rows[0]] = _Kept(shape.entry, rows, of_draws, masked, seq_lens, arrays, buffers)
         return kept.take()
 
     def forget(self) -> None:
@@ -153,6 +184,10 @@ class LastUpload:
             self._buffers = {name: self._upload(array) for name, array in arrays.items()}
             self._content = content
         return self._buffers
+
+
+def _has_mask_only(edits: RowEdits) -> bool:
+    return edits.allowed is not None and not edits.has_penalties and not edits.has_biases
 
 
 def padded_edits(

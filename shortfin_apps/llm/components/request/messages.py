@@ -64,8 +64,7 @@ class GenerateCall:
     is_traced: bool = False  # whether the request's deltas report when its tasks were computed
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """Log-probabilities at one generated token, under the model's unadjusted distribution (temperature 1).
 
     `logprob` and `rank` are the generated token's; the most likely token has rank 1.

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum, StrEnum, auto
-from typing import Any
+from itertools import islice
+from typing import Any, overload
 
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import AvailablePages, Lease
+from shortfin_apps.llm.components.request.grammar import NextMask
 from shortfin_apps.llm.components.request.messages import ComputedTask, FinishReason, GenerateCall
 
 
@@ -87,11 +89,13 @@ class Request:
         "matcher",
         "max_length",
         "needs_terms",
+        "next_mask",
         "num_cached",
         "num_computed",
         "num_drawing",
         "num_overtakes",
         "num_planned",
+        "output",
         "queue_s",
         "seed",
         "slot",
@@ -108,6 +112,7 @@ class Request:
         self.queue_s = 0.0  # between arrival and its first task
         self.computed: list[ComputedTask] | None = [] if call.is_traced else None  # since the last delta
         self.token_ids: list[int] = list(call.prompt_token_ids)
+        self.output = Output(self.token_ids, len(call.prompt_token_ids))
         self.token_counts = TokenCounts(len(call.prompt_token_ids))  # of `token_ids`, updated on use
         stops = call.params.stop_token_ids
         self.end_token_ids = stops if call.params.ignore_eos else stops | eos_token_ids
@@ -132,6 +137,7 @@ class Request:
         self.last_turn = -1  # serial number of its last task, unique among all requests' tasks
         grammar = call.params.output_grammar
         self.matcher = None if grammar is None else grammar.matcher()
+        self.next_mask = NextMask()
         self.seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
 
     @property
@@ -235,6 +241,30 @@ class Request:
         if state not in TRANSITIONS[self.state]:
             raise IllegalTransitionError(self, state)
         self.state = state
+
+
+class Output(Sequence[int]):
+    """A view of the tokens in `token_ids` after the first `num_prompt`."""
+
+    __slots__ = ("_num_prompt", "_token_ids")
+
+    def __init__(self, token_ids: list[int], num_prompt: int) -> None:
+        self._token_ids, self._num_prompt = token_ids, num_prompt
+
+    def __len__(self) -> int:
+        return len(self._token_ids) - self._num_prompt
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice) and index.stop is index.step is None and (index.start or 0) >= 0:
+            return self._token_ids[self._num_prompt + (index.start or 0) :]  # does not copy the others
+        return self._token_ids[self._num_prompt :][index]
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._token_ids, self._num_prompt, None)
 
 
 class TokenCounts:

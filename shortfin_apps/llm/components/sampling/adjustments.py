@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from shortfin_apps.llm.components.request.grammar import Bitmask
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.candidates import Candidates, Floats, Ints, ranked
@@ -305,16 +306,22 @@ def whole_row(logits: Floats) -> Candidates:
     return Candidates(np.empty(0, logits.dtype), np.empty(0, np.int64), logits)
 
 
-def allowed_next(request: Request, ahead: Sequence[int] = ()) -> bytes:
+def allowed_next(request: Request, ahead: Sequence[int] = ()) -> Bitmask:
     """Return the bitmask of tokens that the request's grammar allows after the proposed tokens `ahead`.
 
     Raises ConstraintError when the grammar fails.
     """
     assert request.matcher is not None, "made with the request"
-    return request.matcher.allowed(request.token_ids[len(request.call.prompt_token_ids) :], ahead)
+    if ahead:
+        request.next_mask.num_generated = -1
+        return request.matcher.allowed(request.output, ahead)
+    mask = request.next_mask
+    if mask.num_generated != len(request.output):
+        mask.bitmask, mask.num_generated = request.matcher.allowed(request.output), len(request.output)
+    return mask.bitmask
 
 
-def within_bitmask(row: Candidates, bitmask: bytes) -> Candidates:
+def within_bitmask(row: Candidates, bitmask: Bitmask) -> Candidates:
     """Return the row's candidates with a 1 in `bitmask`."""
     octets, bits = np.divmod(row.token_ids, 8)
     known = np.frombuffer(bitmask, np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,16 +71,15 @@ class LogprobTerms(NamedTuple):
     mass: int
     logit: float
     rank: int
-    values: Floats
-    token_ids: Ints
+    values: Sequence[float]
+    token_ids: Sequence[int]
 
     @property
     def is_finite(self) -> bool:
         return math.isfinite(self.values[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A token chosen before `Sampler.sample` is called: by the device, or by `Sampler.decided`.
 
     `token_id` is -1 if the row's logits are not finite. `logit` is the token's logit in the row, or None

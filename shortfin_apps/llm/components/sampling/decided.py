@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shortfin_apps.llm.components.request.grammar import Bitmask
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.sampling.adjustments import (
     Adjustment,
@@ -52,7 +53,7 @@ def deciding_candidates(
     return None
 
 
-def _only_token(bitmask: bytes) -> Candidates | None:
+def _only_token(bitmask: Bitmask) -> Candidates | None:
     """Return the token as a candidate with an arbitrary logit if the bitmask has exactly one, else None."""
     octets = np.frombuffer(bitmask, np.uint8)
     where = np.flatnonzero(octets)

@@ -37,10 +37,10 @@ def row_logprobs(row: Candidates | Drawn, token_id: int, num_top: int) -> TokenL
 
 def token_logprobs(terms: LogprobTerms, num_top: int) -> TokenLogprobs:
     """Return the log-probabilities, at temperature 1, that `terms` are of."""
-    best, log_mass = float(terms.values[0]), math.log(terms.mass / (1 << WEIGHT_BITS))
-    token_ids, values = terms.token_ids[:num_top].tolist(), terms.values[:num_top].tolist()
-    top = [(token_id, value - best - log_mass) for token_id, value in zip(token_ids, values, strict=True)]
-    return TokenLogprobs(terms.logit - best - log_mass, tuple(top), terms.rank)
+    mass, logit, rank, values, token_ids = terms
+    best, log_mass = values[0], math.log(mass / (1 << WEIGHT_BITS))
+    logprobs = [value - best - log_mass for value in values[:num_top]]
+    return TokenLogprobs(logit - best - log_mass, tuple(zip(token_ids, logprobs, strict=False)), rank)
 
 
 def terms_of(logits: Floats, token_id: int, num_top: int) -> LogprobTerms:
@@ -48,11 +48,13 @@ def terms_of(logits: Floats, token_id: int, num_top: int) -> LogprobTerms:
     top = leading(logits, max(num_top, 1))
     values, logit = logits[top], logits[token_id]
     mass = int(weights_of_row(logits, float(values[0]), np.float32(UNIT_SCALE)).sum())
-    return LogprobTerms(mass, float(logit), 1 + int(np.count_nonzero(logits > logit)), values, top)
+    return LogprobTerms(
+        mass, float(logit), 1 + int(np.count_nonzero(logits > logit)), values.tolist(), top.tolist()
+    )
 
 
 def computed_terms(terms: Ints, top_values: Floats, top_indices: Ints) -> list[LogprobTerms]:
     """Return the terms of each row from the results of a `logprobs` entry (abi.py)."""
     masses, ranks = terms[TermField.MASS].tolist(), terms[TermField.RANK].tolist()
     logits = terms[TermField.LOGIT].astype(np.int32).view(np.float32).tolist()
-    return list(map(LogprobTerms, masses, logits, ranks, top_values, top_indices))
+    return list(map(LogprobTerms, masses, logits, ranks, top_values.tolist(), top_indices.tolist()))

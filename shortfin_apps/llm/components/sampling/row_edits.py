@@ -11,17 +11,19 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from shortfin_apps.llm.components.request.grammar import Bitmask
 from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.contract.abi import KEPT, EditField, PenaltyField
 
 Ints32 = npt.NDArray[np.int32]
 Ints64 = npt.NDArray[np.int64]
 Floats32 = npt.NDArray[np.float32]
-Octets = npt.NDArray[np.uint8]
 
 _NONE: Ints64 = np.empty(0, np.int64)
 
 _WORD_OCTETS = 4
+_FIRST_OCTETS = 64
+_NO_PENALTIES = tuple(float(field is PenaltyField.REPETITION) for field in PenaltyField)
 
 
 class RowEdits:
@@ -31,12 +33,17 @@ class RowEdits:
     that several adjustments name has one edit.
     """
 
+    __slots__ = ("_biases", "allowed", "has_penalties", "penalties")
+
     def __init__(self) -> None:
-        self.penalties = [0.0] * len(PenaltyField)
-        self.penalties[PenaltyField.REPETITION] = 1.0
+        self.penalties: Sequence[float] = _NO_PENALTIES
         self.has_penalties = False
         self._biases: dict[int, float] = {}
-        self.allowed: Octets | None = None  # a bit per token, lowest token ID first; None: all are allowed
+        self.allowed: Bitmask | None = None  # None: all tokens are allowed
+
+    @property
+    def has_biases(self) -> bool:
+        return bool(self._biases)
 
     def ban(self, token_ids: Iterable[int]) -> None:
         self._biases |= dict.fromkeys(token_ids, -math.inf)
@@ -48,25 +55,28 @@ class RowEdits:
 
     def penalise(self, field: PenaltyField, penalty: float) -> None:
         """Set a penalty for the tokens of prompt and output."""
+        self.penalties = [*self.penalties]
         self.penalties[field] = penalty
         self.has_penalties = True
 
-    def allow(self, bitmask: bytes) -> None:
-        """Ban the tokens with a 0 bit (lowest token ID first), and tokens past the end of the bitmask."""
-        octets = np.frombuffer(bitmask, np.uint8)
+    def allow(self, bitmask: Bitmask) -> None:
+        """Ban the tokens with a 0 bit, and tokens past the end of the bitmask.
+
+        The edits keep the bitmask itself, so callers must use them before the bitmask changes.
+        """
         if self.allowed is not None:
-            length = min(len(octets), len(self.allowed))
-            octets = octets[:length] & self.allowed[:length]
-        self.allowed = octets
+            length = min(len(bitmask), len(self.allowed))
+            bitmask = (_octets(bitmask)[:length] & _octets(self.allowed)[:length]).tobytes()
+        self.allowed = bitmask
 
     def may_ban_all(self) -> bool:
         """Return whether the allowed tokens and the bans may leave no token."""
         if self.allowed is None:
             return False
-        num_banned = sum(bias == -math.inf for bias in self._biases.values())
-        if not num_banned:
-            return not self.allowed.any()
-        return int(np.bitwise_count(self.allowed).sum()) <= num_banned
+        num_banned = sum(bias == -math.inf for bias in self._biases.values()) if self._biases else 0
+        if not num_banned:  # mostly, a token among the first ones is allowed
+            return not any(self.allowed[:_FIRST_OCTETS]) and not _octets(self.allowed).any()
+        return int(np.bitwise_count(_octets(self.allowed)).sum()) <= num_banned
 
     def of_tokens(self, seen: TokenCounts | None, vocab_size: int) -> tuple[Ints64, Ints64, Floats32 | None]:
         """Return token IDs, counts and biases of the edits [edits]; no biases if all are 0.
@@ -103,6 +113,8 @@ def joined(edits: Sequence[RowEdits], seen: Sequence[TokenCounts | None], vocab_
     vocabulary are left out. All rows are joined at once, because a step of penalised requests may have
     thousands of edits.
     """
+    if not any(map(_has_tokens, edits, seen)):
+        return np.zeros((len(EditField), 0), np.int32)
     of_rows = [of_row.of_tokens(counts, vocab_size) for of_row, counts in zip(edits, seen, strict=True)]
     token_ids, counts, biases = zip(*of_rows, strict=True)
     lengths = [len(of_row) for of_row in token_ids]
@@ -121,13 +133,20 @@ def joined(edits: Sequence[RowEdits], seen: Sequence[TokenCounts | None], vocab_
     return columns if is_changed.all() else columns.take(np.flatnonzero(is_changed), axis=1)
 
 
-def joined_bitmasks(allowed: Sequence[Octets], vocab_size: int) -> Ints32:
+def joined_bitmasks(allowed: Sequence[Bitmask], vocab_size: int) -> Ints32:
     """Return the bitmasks of `RowEdits.allowed` as [rows, ceil(vocab_size / 32)], lowest token first."""
-    octets = np.zeros((len(allowed), words_of(vocab_size) * _WORD_OCTETS), np.uint8)
-    for row, of_row in enumerate(allowed):
-        known = of_row[: octets.shape[1]]
-        octets[row, : len(known)] = known
-    return octets.view("<i4").astype(np.int32, copy=False)
+    size = words_of(vocab_size) * _WORD_OCTETS
+    rows = [each if len(each) == size else bytes(each[:size]).ljust(size, b"\0") for each in allowed]
+    joined = np.frombuffer(bytearray().join(rows), "<i4").astype(np.int32, copy=False)
+    return joined.reshape(len(rows), words_of(vocab_size))
+
+
+def _has_tokens(edits: RowEdits, seen: TokenCounts | None) -> bool:
+    return seen is not None or edits.has_biases
+
+
+def _octets(bitmask: Bitmask) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(bitmask, np.uint8)
 
 
 def _viewed(values: array[int]) -> Ints64:

@@ -142,12 +142,14 @@ class Sampler:
         `num_drawing` tokens that the host does not know come before that token, callers must pass a request
         with the chooser ADJUSTED.
         """
-        params = request.call.params
-        if not self._can_adjust(params):
+        if request.chooser is not Chooser.LATE and not self._can_adjust(request.call.params):
             return None
         edits, active = RowEdits(), self._active(request, request.num_generated + num_drawing)
         try:
-            return edits if active and all(each.edit(edits, request) for each in active) else None
+            for each in active:
+                if not each.edit(edits, request):
+                    return None
+            return edits if active else None
         except ConstraintError:  # `sample` raises it again, for this request only
             return None
 
@@ -160,10 +162,10 @@ class Sampler:
         params = request.call.params
         if request.matcher is None or params.logprobs is not None or params.chosen_logits:
             return ()
-        if not all(each.keeps_all for each in self._active(request, request.num_generated)):
+        active = self._active(request, request.num_generated)
+        if len(active) > 1 and not all(each.keeps_all for each in active):
             return ()
-        generated = request.token_ids[len(request.call.prompt_token_ids) :]
-        return request.matcher.forced(generated)[:MAX_FORCED_TOKENS]
+        return request.matcher.forced(request.output)[:MAX_FORCED_TOKENS]
 
     def chooser(self, request: Request, num_ahead: int = 0) -> Chooser:
         """Return what can choose the token after `num_ahead` more tokens; the token is that of `sample`."""

@@ -118,7 +118,7 @@ def logprobs_as_seen(
 
 
 def _bits_of(terms: LogprobTerms) -> bytes:
-    return repr((*terms[:3], terms.values.tolist(), terms.token_ids.tolist())).encode()
+    return repr(tuple(terms)).encode()
 
 
 def _draw_problem(logits: Array, token_id: int) -> str | None:

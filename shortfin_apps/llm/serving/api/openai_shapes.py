@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shortfin_apps.llm.components.request.messages import TokenLogprobs
@@ -265,7 +265,7 @@ def _has_news(delta: TextDelta, extras: Extras) -> bool:
 
 def _cut(logprobs: TokenLogprobs, num_top: int) -> TokenLogprobs:
     """Return `logprobs` with at most `num_top` alternatives."""
-    return replace(logprobs, top=logprobs.top[:num_top])
+    return logprobs._replace(top=logprobs.top[:num_top])
 
 
 def _by_token_id(
