@@ -8,7 +8,7 @@ LlmError
 ├── RequestAbortedError        the client left or aborted the request            (HTTP 499)
 │   └── DeadlineExceededError  the deadline passed before the first token        (HTTP 408)
 ├── InvocationError            the device failed on this request                 (HTTP 500)
-│   └── DeviceLostError        all later requests fail until the server is restarted
+│   └── DeviceLostError        all requests fail until the server is restarted  (HTTP 503)
 ├── ArtifactError              VMFB, parameters, config or tokenizer do not fit  (exit 2)
 │   └── SelfTestError          the model computes wrong results                  (exit 2)
 └── BuildError                 the builder cannot make this artefact             (exit 2)

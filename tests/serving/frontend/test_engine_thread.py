@@ -82,6 +82,7 @@ class CountedTest:
         self.fails = fails
         self.steps = self.num_runs = self.notices = 0
         self.failure: str | None = None
+        self.lost_device: str | None = None
         self.is_due = threading.Event()
         self.ran = threading.Event()
 

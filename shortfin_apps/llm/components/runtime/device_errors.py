@@ -14,9 +14,9 @@ def lost_error(cause: Exception) -> DeviceLostError:
     reason = str(cause).partition("\n")[0]
     if "RESOURCE_EXHAUSTED" in reason:
         return DeviceLostError(
-            f"the device ran out of memory; restart the server with fewer --pages ({reason})"
+            f"the device ran out of memory; restart the server with fewer --pages, then retry ({reason})"
         )
-    return DeviceLostError(f"the device has failed for good; restart the server ({reason})")
+    return DeviceLostError(f"the device has failed for good; restart the server, then retry ({reason})")
 
 
 def copy_of(error: DeviceLostError) -> DeviceLostError:
@@ -52,7 +52,7 @@ def cause_of(fiber: Any, error: Exception) -> Exception:
 
 def invocation_error(error: Exception) -> InvocationError:
     if "unique semaphore capacity" in str(error):
-        return DeviceLostError("the device failed too often to go on; restart the server")
+        return DeviceLostError("the device failed too often to go on; restart the server, then retry")
     return InvocationError(f"the device failed under this invocation ({error})")
 
 
