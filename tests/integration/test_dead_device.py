@@ -102,11 +102,31 @@ async def test_a_device_that_is_lost() -> None:
         server.rig.program.faults.call = fail
         failed = await post("/generate", json=body())
         refused = await post("/generate", json=body())
-        assert (failed.status_code, refused.status_code) == (500, 503)
         for answer in (failed, refused):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
             assert "has failed for good; restart the server" in answer.json()["error"]
-        assert (await server.status("/health"), await server.status("/ready")) == (503, 503)
+        health = await server.loop.client.get("/health")
+        assert (health.status_code, await server.status("/ready")) == (503, 503)
+        assert "has failed for good" in health.json()["reason"]
         assert server.engine.stats().pages.leased == 0
+        await server.loop.ended()
+        assert server.loop.server.is_lost
+        assert server.loop.server.leaves_thread, "a lost device is not released"
+
+
+async def test_a_device_that_hangs_ends_the_server() -> None:
+    async with served() as server:
+        gate = Gate(server.rig)
+        asking = asyncio.create_task(server.loop.client.post("/generate", json=body()))
+        await gate.reached()
+        server.clock.now_s += 2 * STALL_TIMEOUT_S
+        assert (await asking).status_code == 503
+        assert not server.loop.server.is_lost, "the device may yet answer"
+        server.clock.now_s += STALL_TIMEOUT_S
+        assert "not answered" in (await server.loop.client.get("/health")).json()["reason"]
+        await server.loop.ended()
+        assert server.loop.server.is_lost
+        gate.open()
 
 
 @pytest.mark.parametrize("stream", [False, True])
