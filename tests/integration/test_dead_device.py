@@ -147,3 +147,73 @@ async def test_a_device_that_always_fails(stream: bool) -> None:
         server.rig.program.faults.call = lambda name: None
         assert (await post("/generate", json=body(3))).status_code == 200
         assert await server.status("/health") == 200
+
+
+def lose(server: Served) -> None:
+    """From now on, every call of the device fails."""
+
+    def fail(name: str) -> None:
+        raise DeviceLostError("the device has failed for good; restart the server, then retry")
+
+    server.rig.program.faults.call = fail
+
+
+async def until_lost(server: Served) -> None:
+    await server.loop.ended()
+    assert server.loop.server.is_lost
+    assert server.loop.server.leaves_thread
+    assert server.engine.stats().pages.leased == 0
+
+
+async def test_a_loss_in_the_middle_of_a_stream_is_its_last_event() -> None:
+    async with served() as server:
+        async with server.loop.client.stream("POST", "/generate", json=body(stream=True)) as answer:
+            events = (line async for line in answer.aiter_lines() if line.startswith("data: "))
+            assert "error" not in await anext(events)
+            lose(server)
+            assert any(["DEVICE_LOST" in event async for event in events])
+        await until_lost(server)
+
+
+async def test_a_loss_while_a_request_is_aborted() -> None:
+    async with served() as server:
+        gate = Gate(server.rig)
+        asking = [
+            asyncio.create_task(server.loop.client.post("/generate", json=body(rid=f"r{n}")))
+            for n in range(2)
+        ]
+        await gate.reached()
+        lose(server)
+        await server.loop.client.post("/abort", json={"rid": "r0"})
+        gate.open()
+        assert {(await each).status_code for each in asking} <= {200, 503}
+        await until_lost(server)
+
+
+async def test_a_loss_during_the_drain_ends_it_with_the_status_of_a_loss() -> None:
+    async with served() as server:
+        gate = Gate(server.rig)
+        asking = asyncio.create_task(server.loop.client.post("/generate", json=body()))
+        await gate.reached()
+        server.loop.server.should_exit = True
+        while await server.status("/ready") == 200:
+            await asyncio.sleep(0)
+        lose(server)
+        gate.open()
+        assert (await asking).status_code == 503
+        await until_lost(server)
+
+
+async def test_a_device_that_hangs_during_the_drain_does_not_delay_it() -> None:
+    async with served() as server:
+        gate = Gate(server.rig)
+        asking = asyncio.create_task(server.loop.client.post("/generate", json=body()))
+        await gate.reached()
+        server.loop.server.should_exit = True
+        while await server.status("/ready") == 200:
+            await asyncio.sleep(0)
+        server.clock.now_s += 3 * STALL_TIMEOUT_S
+        assert (await asking).status_code == 503
+        await server.loop.ended()
+        assert server.loop.server.leaves_thread
+        gate.open()

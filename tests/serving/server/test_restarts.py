@@ -84,6 +84,12 @@ async def test_a_server_that_is_always_lost_is_given_up(
     assert "giving up" in caplog.text
 
 
+async def test_a_driver_without_a_gpu_for_a_while_is_tried_again(tmp_path: Path) -> None:
+    script = "if number == 1: say(b's'); os._exit(75)\nif number < 4: sys.exit(2)"
+    assert await status_of(tmp_path, script) == 0
+    assert num_started(tmp_path) == 4
+
+
 async def test_losses_of_servers_that_have_served_for_long_are_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +107,12 @@ async def test_a_process_that_tells_its_loss_but_does_not_end_is_killed(tmp_path
 async def test_a_serving_process_that_falls_silent_is_killed(tmp_path: Path) -> None:
     script = "if number == 1: say(b's'); threading.Event().wait()"
     assert await status_of(tmp_path, script, max_silence_s=0.05) == 0
+    assert num_started(tmp_path) == 2
+
+
+async def test_a_process_that_loads_in_silence_for_too_long_is_killed(tmp_path: Path) -> None:
+    script = "if number == 1: say(b'l'); threading.Event().wait()"
+    assert await status_of(tmp_path, script, max_loading_silence_s=4.0) == 0
     assert num_started(tmp_path) == 2
 
 

@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
+from shortfin_apps.llm.contract.errors import (
+    ArtifactError,
+    DeviceLostError,
+    InvocationError,
+    OutOfDeviceMemoryError,
+)
 from shortfin_apps.llm.contract.gpu_code.code_object import chip_of, code_objects_in
 
 
 def lost_error(cause: Exception) -> DeviceLostError:
     reason = str(cause).partition("\n")[0]
     if "RESOURCE_EXHAUSTED" in reason:
-        return DeviceLostError(
+        return OutOfDeviceMemoryError(
             f"the device ran out of memory; restart the server with fewer --pages, then retry ({reason})"
         )
     return DeviceLostError(f"the device has failed for good; restart the server, then retry ({reason})")
@@ -21,7 +26,7 @@ def lost_error(cause: Exception) -> DeviceLostError:
 
 def copy_of(error: DeviceLostError) -> DeviceLostError:
     """Copy an error, as each invocation needs its own: raising an error again makes its traceback longer."""
-    return DeviceLostError(str(error))
+    return type(error)(str(error))
 
 
 _ABORTED = "the semaphore was aborted"

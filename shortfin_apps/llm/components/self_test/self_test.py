@@ -40,7 +40,7 @@ class Outcome:
     rows: list[Computed] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
     untested: list[str] = field(default_factory=list)
-    lost_device: str | None = None
+    lost_device: DeviceLostError | None = None
 
     @property
     def entries(self) -> list[str]:
@@ -155,7 +155,7 @@ class SelfTest:
                             yield
                 except InvocationError as error:
                     if isinstance(error, DeviceLostError):
-                        outcome.lost_device = str(error)
+                        outcome.lost_device = error
                     outcome.broken[shape.entry] = "failed: " + str(error).partition("\n")[0]
                     continue
                 if not rows:

@@ -53,7 +53,7 @@ class SelfTestWatch:
         began_s = self._clock()
         outcome = self._self_test.run()
         if outcome.lost_device is not None:
-            raise DeviceLostError(outcome.lost_device)
+            raise outcome.lost_device
         self._finish(outcome)
         if self.failure is not None:
             raise SelfTestError(self.failure)
@@ -96,7 +96,7 @@ class SelfTestWatch:
             if outcome.lost_device is None:
                 self._finish(outcome)
             else:
-                self._fail_with_device(DeviceLostError(outcome.lost_device))
+                self._fail_with_device(outcome.lost_device)
         except LlmError as error:  # the pages could not be returned
             self._steps = None
             self._fail_with_device(error)

@@ -94,7 +94,7 @@ class RemoteEngine:
         self._lost = on_lost
         self._state = welcome.state
         self._clock = clock
-        self._heard_s = clock()
+        self._heard_s = math.inf  # when the last state came; none comes until all processes serve
         self._stats = welcome.stats
         no_bounds = Admission(max_requests=sys.maxsize, max_queue_tokens=sys.maxsize, clock=lambda: 0.0)
         self._requests = OpenRequests(no_bounds, max_unread_tokens=max_unread_tokens, abort=self._send_abort)
@@ -108,7 +108,6 @@ class RemoteEngine:
 
     def start(self) -> None:
         """Open the connection and report that this process serves. Requests may arrive immediately after."""
-        self._heard_s = self._clock()
         self._connection.send(Serving())
         self._opening = asyncio.create_task(self._open())
 
@@ -254,7 +253,6 @@ class RemoteEngine:
         self._connection.send(Abort(request_id, error))
 
     def _receive(self, message: FromEngine) -> None:
-        self._heard_s = self._clock()
         match message:
             case Deltas(deltas):
                 self._requests.deliver(deltas)
@@ -264,7 +262,7 @@ class RemoteEngine:
             case Refused(request_id, error):
                 self._refuse(request_id, error)
             case EngineState():
-                self._state = message
+                self._state, self._heard_s = message, self._clock()
             case Order(number, command):
                 self._connection.send(Counted(number, list(self._execute(command))))
             case Counted(number, counts, stats):

@@ -11,6 +11,7 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.cli import open_closed_streams
 from shortfin_apps.llm.console import visible
@@ -19,6 +20,9 @@ from shortfin_apps.llm.serving.server import flags as server_flags
 from shortfin_apps.llm.serving.server import logs as server_logging
 from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted
 from shortfin_apps.llm.serving.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from shortfin_apps.llm.serving.server.supervised import LifeSigns
 
 logger = logging.getLogger(__name__)
 
@@ -53,16 +57,20 @@ def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
     for note in notes:  # collected before the log was set up
         logger.warning(note)
     try:
-        config = fitted(built(config))
-        if args.restart_on_device_loss:
-            return _keep_serving(config, listener)
-        from shortfin_apps.llm.serving.server.serve import serve
-
-        return serve(config, listener)
-    except BuildFailed as failure:  # the build has already reported the reason
-        return failure.status
+        return _keep_serving(config, listener) if args.restart_on_device_loss else served(config, listener)
     finally:
         server_logging.flush()  # before the caller prints the reason for a failure
+
+
+def served(config: ServerConfig, listener: socket.socket | None, signs: LifeSigns | None = None) -> int:
+    """Build the model if it is a source, and serve it in this process; see `serve`. Raises LlmError."""
+    try:
+        config = fitted(built(config))  # it may load the GPU's driver, to know the chip
+    except BuildFailed as failure:  # the build has already reported the reason
+        return failure.status
+    from shortfin_apps.llm.serving.server.serve import serve
+
+    return serve(config, listener, signs)
 
 
 def _keep_serving(config: ServerConfig, listener: socket.socket | None) -> int:

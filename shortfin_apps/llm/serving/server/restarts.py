@@ -1,8 +1,8 @@
 """Starts the server again after it has lost its device (`--restart-on-device-loss`).
 
-This process has the port's socket and the settings, and loads no device library. The server is a child
-process (`supervised.py`), because only a new process can use a driver again after a failure. Clients that
-connect between two servers wait in the socket's queue.
+This process has the port's socket and the settings, and loads no driver, which would hold its device. The
+server is a child process (`supervised.py`), because only a new process can use a driver again after a
+failure. Clients that connect between two servers wait in the socket's queue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from shortfin_apps.llm.serving.server.supervised import LOST, SERVING, options_o
 logger = logging.getLogger(__name__)
 
 MAX_LOSSES = 8  # in a row, each before the server has served for STABLE_S: with delays of 91 s together
-MAX_SILENCE_S = 30.0  # of a serving process; a driver's call holds Python's lock if it takes longer
+# Of a serving process: a driver's call holds Python's lock if it takes longer. While a model is loaded, the
+# call that reads its parameters holds the lock, perhaps from a slow disk.
+MAX_SILENCE_S, MAX_LOADING_SILENCE_S = 30.0, 1800.0
 CHECK_S = 1.0
 MAX_EXIT_S = 10.0  # for a process to end after it is lost, and again after SIGKILL
 MODULE = "shortfin_apps.llm.serving.server.supervised"
@@ -63,6 +65,7 @@ class Restarts:
         listener: socket.socket,
         *,
         max_silence_s: float = MAX_SILENCE_S,
+        max_loading_silence_s: float = MAX_LOADING_SILENCE_S,
         max_exit_s: float = MAX_EXIT_S,
         delay: RestartDelay | None = None,
     ) -> None:
@@ -70,6 +73,7 @@ class Restarts:
         self._options = options
         self._listener = listener
         self._max_silence_s = max_silence_s
+        self._max_loading_silence_s = max_loading_silence_s
         self._max_exit_s = max_exit_s
         self._delay = delay or RestartDelay()
         self._process: Process | None = None
@@ -83,7 +87,9 @@ class Restarts:
         num_losses = 0
         while not self._stopping.is_set():
             ended = await self._run_one()
-            if not ended.is_lost or self._stopping.is_set():
+            # After a loss, the driver may have no GPU for a while, which a start refuses as a wrong setting.
+            was_refused = num_losses > 0 and not ended.served_s and ended.status != EXIT_OK
+            if not (ended.is_lost or was_refused) or self._stopping.is_set():
                 return _exit_status(ended)
             num_losses = 1 if ended.served_s >= STABLE_S else num_losses + 1
             if num_losses > MAX_LOSSES:
@@ -153,7 +159,8 @@ class Restarts:
             if now_s - checked_s > 2 * CHECK_S:  # this process was suspended
                 watch.heard_s = now_s
             checked_s = now_s
-            if watch.silence_s(now_s) > self._max_silence_s and not _is_stopped(process.pid):
+            most_s = self._max_silence_s if watch.serves else self._max_loading_silence_s
+            if now_s - watch.heard_s > most_s and not _is_stopped(process.pid):
                 silence_s = now_s - watch.heard_s
                 logger.error("the server has not run for %.0f s: a driver's call holds it", silence_s)
                 _send(process, signal.SIGKILL)
@@ -210,9 +217,9 @@ class _Watch:
         if not self.lost.done():
             self.lost.set_result(None)
 
-    def silence_s(self, now_s: float) -> float:
-        """Return how long a serving process has been silent; loading may hold Python's lock for long."""
-        return 0.0 if self._serving_since_s is None else now_s - self.heard_s
+    @property
+    def serves(self) -> bool:
+        return self._serving_since_s is not None
 
     def served_s(self, now_s: float) -> float:
         return 0.0 if self._serving_since_s is None else now_s - self._serving_since_s

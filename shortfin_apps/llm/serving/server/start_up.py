@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from shortfin_apps.llm.console import PlainConsole, visible
-from shortfin_apps.llm.contract.errors import DeviceLostError, LlmError
+from shortfin_apps.llm.contract.errors import DeviceLostError, LlmError, OutOfDeviceMemoryError
 from shortfin_apps.llm.serving.server.config import ServerConfigError
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def exit_status_of(failure: Exception | None, *, was_forced: bool, is_lost: bool
     """
     if is_lost:
         return EXIT_DEVICE_LOST
-    if isinstance(failure, DeviceLostError):
+    if isinstance(failure, DeviceLostError) and not isinstance(failure, OutOfDeviceMemoryError):
         logger.critical(
             "the device was lost at the start: %s; exiting with status %d", failure, EXIT_DEVICE_LOST
         )

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.serving.server import logs
+from shortfin_apps.llm.serving.server.command import served
 from shortfin_apps.llm.serving.server.config import ServerConfig, plain
 
 logger = logging.getLogger("shortfin_apps.llm.serving.server.supervised")  # this module runs as `__main__`
@@ -75,9 +76,7 @@ def main() -> int:
     config = replace(ServerConfig.of(settings), source=source)
     logs.set_up(config.http.log_level, config.http.log_format)
     try:
-        from shortfin_apps.llm.serving.server.serve import serve
-
-        return serve(config, listener, LifeSigns(descriptor))
+        return served(config, listener, LifeSigns(descriptor))
     except LlmError as error:
         logger.error("%s", error)
         return EXIT_REFUSED
