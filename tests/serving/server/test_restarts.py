@@ -146,6 +146,19 @@ threading.Event().wait()
     assert num_started(tmp_path) == 2
 
 
+async def test_a_stop_kills_a_process_that_loads_in_silence(tmp_path: Path) -> None:
+    """It is in a driver's call that holds Python's lock, so it handles no signal."""
+    script = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(folder + "/ready", "w")
+threading.Event().wait()
+"""
+    async with supervised(tmp_path, script, max_exit_s=0.05) as running:
+        await until(lambda: (tmp_path / "ready").exists())
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await running == 128 + signal.SIGKILL
+
+
 async def test_a_stop_between_two_servers_ends_the_supervisor(tmp_path: Path) -> None:
     class Long(RestartDelay):
         def after(self, ran_s: float) -> float:

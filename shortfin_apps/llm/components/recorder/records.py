@@ -7,7 +7,7 @@ recorder's clock; token IDs and page IDs are the engine's. No record contains a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -34,6 +34,9 @@ class LastLaunch(msgspec.Struct, kw_only=True):
     age_s: float
     state: Literal["running", "failed", "done"]
     num_queued: Count = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
 
     def __str__(self) -> str:
         return (

@@ -22,7 +22,7 @@ from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted
 from shortfin_apps.llm.serving.server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from shortfin_apps.llm.serving.server.supervised import LifeSigns
+    from shortfin_apps.llm.serving.server.life_signs import LifeSigns
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -21,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.restart_delay import STABLE_S, RestartDelay
-from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.config import ServerConfig, plain
+from shortfin_apps.llm.serving.server.life_signs import LOST, SERVING
 from shortfin_apps.llm.serving.server.start_up import EXIT_DEVICE_LOST, EXIT_OK
-from shortfin_apps.llm.serving.server.supervised import LOST, SERVING, options_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,11 @@ def keep_serving(config: ServerConfig, listener: socket.socket) -> int:
     """Serve until a signal; return the exit status. Callers must be in the main thread."""
     restarts = Restarts([sys.executable, "-m", MODULE], options_of(config), listener)
     return asyncio.run(restarts.run())
+
+
+def options_of(config: ServerConfig) -> bytes:
+    """Serialise the settings, including secrets, as `supervised.py` reads them."""
+    return json.dumps([config.given, config.source], default=plain).encode()
 
 
 class Restarts:
@@ -159,8 +165,7 @@ class Restarts:
             if now_s - checked_s > 2 * CHECK_S:  # this process was suspended
                 watch.heard_s = now_s
             checked_s = now_s
-            most_s = self._max_silence_s if watch.serves else self._max_loading_silence_s
-            if now_s - watch.heard_s > most_s and not _is_stopped(process.pid):
+            if now_s - watch.heard_s > self._most_silence_s(watch) and not _is_stopped(process.pid):
                 silence_s = now_s - watch.heard_s
                 logger.error("the server has not run for %.0f s: a driver's call holds it", silence_s)
                 _send(process, signal.SIGKILL)
@@ -171,6 +176,11 @@ class Restarts:
         status = ended.result() if ended.done() else None
         is_lost = watch.is_lost or status is None or status == EXIT_DEVICE_LOST or status < 0
         return Ended(status, is_lost, watch.served_s(clock()))
+
+    def _most_silence_s(self, watch: _Watch) -> float:
+        if self._stopping.is_set():  # its handler of signals runs in Python, too
+            return min(self._max_exit_s, self._max_silence_s)
+        return self._max_silence_s if watch.serves else self._max_loading_silence_s
 
     async def _finish(self, process: Process, ended: asyncio.Future[int]) -> None:
         """Wait for a process without a device to end; kill it, and leave it behind if that does not help."""

@@ -23,6 +23,7 @@ from shortfin_apps.llm.serving.server.http_server import (
     url_of,
     warn_if_open,
 )
+from shortfin_apps.llm.serving.server.life_signs import LifeSigns
 from shortfin_apps.llm.serving.server.model_loading import (
     check_address_space,
     load_engine,
@@ -38,7 +39,6 @@ from shortfin_apps.llm.serving.server.start_up import (
     exit_with_thread,
     settled,
 )
-from shortfin_apps.llm.serving.server.supervised import LifeSigns
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +32,7 @@ def about(dump: Dump) -> dict[str, Any]:
         "seconds": round(header.written_s - first_s, 3),
         "requests": len(dump.recording.requests),
         **kinds,
-        "last_launch": None if header.last_launch is None else structs.asdict(header.last_launch),
+        "last_launch": None if header.last_launch is None else header.last_launch.to_dict(),
         "is_whole": dump.is_whole,
     }
 
