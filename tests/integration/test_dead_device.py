@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -124,9 +125,14 @@ async def test_a_device_that_hangs_ends_the_server() -> None:
         assert not server.loop.server.is_lost, "the device may yet answer"
         server.clock.now_s += STALL_TIMEOUT_S
         assert "not answered" in (await server.loop.client.get("/health")).json()["reason"]
-        await server.loop.ended()
-        assert server.loop.server.is_lost
+        while not server.loop.server.is_lost:
+            await asyncio.sleep(0.01)
         gate.open()
+        while await server.status("/health") != 200:
+            await asyncio.sleep(0)
+        late = await server.loop.client.post("/generate", json=body())
+        assert late.status_code == 503, "it would be cut off"
+        await server.loop.ended()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -167,11 +173,23 @@ async def until_lost(server: Served) -> None:
 
 async def test_a_loss_in_the_middle_of_a_stream_is_its_last_event() -> None:
     async with served() as server:
+        entries: list[str] = []
+        has_token = threading.Event()
+
+        def before(entry: str) -> None:
+            entries.append(entry)
+            if len(entries) > 5:
+                assert has_token.wait(20)
+                lose(server)
+                raise DeviceLostError("the device has failed for good; restart the server, then retry")
+
+        server.rig.program.faults.before = before
         async with server.loop.client.stream("POST", "/generate", json=body(stream=True)) as answer:
             events = (line async for line in answer.aiter_lines() if line.startswith("data: "))
             assert "error" not in await anext(events)
-            lose(server)
-            assert any(["DEVICE_LOST" in event async for event in events])
+            has_token.set()
+            assert "DEVICE_LOST" in "".join([event async for event in events][-2:])
+        assert answer.status_code == 200
         await until_lost(server)
 
 

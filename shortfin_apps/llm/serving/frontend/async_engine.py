@@ -213,11 +213,11 @@ class AsyncEngine:
     def _check_available(self, resumes: bool) -> None:
         if not self._thread.is_alive or self._thread.is_stopping:
             raise UnavailableError("the server is not taking requests: it is starting or shutting down")
-        self._draining.check(resumes)
         self._stalls.check_available()
         stats = self.stats()
         if (broken := stats.lost_device or stats.failed_self_test) is not None:
             raise UnavailableError(broken)
+        self._draining.check(resumes)
 
     def _send_abort(self, request_id: str, error: LlmError | None = None) -> None:
         self._thread.send(Abort(request_id, error))

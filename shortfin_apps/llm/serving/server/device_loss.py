@@ -19,7 +19,11 @@ MAX_DUMP_S = 10.0  # a dump that takes longer, as on a disk that does not answer
 
 
 async def wind_up(engine: AsyncEngine, reason: str) -> None:
-    """Dump the last launch and log it; return once clients have had time to get their answers."""
+    """Dump the last launch and log it; return once clients have had time to get their answers.
+
+    No request is admitted from now on, even if the device answers after all.
+    """
+    draining = asyncio.ensure_future(engine.drain(0.0))
     answering = asyncio.ensure_future(asyncio.sleep(LAST_ANSWERS_S))
     why = f"the engine is lost: {reason}"
     try:
@@ -30,3 +34,4 @@ async def wind_up(engine: AsyncEngine, reason: str) -> None:
         launch = f"the dump was not written within {MAX_DUMP_S:.0f} s"
     logger.critical("%s; %s; exiting with status %d", why, launch, EXIT_DEVICE_LOST)
     await answering
+    draining.cancel()  # a device that hangs may not end what it computes
