@@ -148,7 +148,7 @@ class Client:
         await asyncio.gather(reading, return_exceptions=True)
         self._stream.close()
 
-    def check(self, was_hit: bool, was_stalled: bool) -> None:
+    def check(self, was_hit: bool, was_away: bool) -> None:
         """Exactly one last delta, and the output is a prefix of the undisturbed one."""
         endings = [delta.finish_reason for delta in self.deltas if delta.finish_reason is not None]
         answer = joined(self.deltas)
@@ -162,7 +162,7 @@ class Client:
             assert answer == self.expected, self.request_id
         if reason is FinishReason.ERROR:
             error = self.deltas[-1].error
-            assert was_hit or (was_stalled and isinstance(error, UnavailableError)), (self.request_id, error)
+            assert was_hit or (was_away and isinstance(error, UnavailableError)), (self.request_id, error)
 
 
 def random_rig(
@@ -500,7 +500,8 @@ class Schedule:
     def _check(self) -> None:
         self._check_pages()
         for client in self.clients:
-            client.check(self._had_bug or client.request_id in self._hit, self._stalls > 0)
+            was_away = self._stalls > 0 or self._lost_in is not None
+            client.check(self._had_bug or client.request_id in self._hit, was_away)
         assert self.engine.reserved == (0, 0), "places are still taken"
         if self.engine.is_stuck:
             self._check_hang()
