@@ -21,12 +21,14 @@ from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
 from shortfin_apps.llm.components.request.messages import Delta, FinishReason, GenerateCall, Terms
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.errors import (
+    DeviceLostError,
     InvalidRequestError,
     InvocationError,
     OverloadedError,
     UnavailableError,
 )
 from shortfin_apps.llm.serving.frontend.async_engine import MAX_CONSECUTIVE_FAILURES, AsyncEngine
+from shortfin_apps.llm.serving.frontend.stall_watch import CHECKS_PER_STALL, GIVE_UP_STALLS
 from tests.components.engine_fixture import FakeDraft, Rig, call, make_draft, make_rig
 from tests.components.fake_device import fake_config
 from tests.components.forcing_grammar import Keys, thought_of
@@ -146,7 +148,7 @@ class Client:
         await asyncio.gather(reading, return_exceptions=True)
         self._stream.close()
 
-    def check(self, was_hit: bool, was_stalled: bool) -> None:
+    def check(self, was_hit: bool, was_away: bool) -> None:
         """Exactly one last delta, and the output is a prefix of the undisturbed one."""
         endings = [delta.finish_reason for delta in self.deltas if delta.finish_reason is not None]
         answer = joined(self.deltas)
@@ -160,7 +162,7 @@ class Client:
             assert answer == self.expected, self.request_id
         if reason is FinishReason.ERROR:
             error = self.deltas[-1].error
-            assert was_hit or (was_stalled and isinstance(error, UnavailableError)), (self.request_id, error)
+            assert was_hit or (was_away and isinstance(error, UnavailableError)), (self.request_id, error)
 
 
 def random_rig(
@@ -328,6 +330,7 @@ class Schedule:
         self._bug_rate = rng.choice([0.0] * 9 + [0.05])
         self._had_bug = False
         self._is_dead = False
+        self._lost_in: str | None = None  # the call in which the device was lost for good
         self._stalls = 0
         self.invoked = Invoked(self.rig.engine)
         self._hit: set[str] = set()
@@ -350,7 +353,8 @@ class Schedule:
             self._end()
 
     def _make_rig(self) -> Rig:
-        return random_rig(self._rng, self._clock)
+        self.recorder = FlightRecorder(clock=self._clock) if self._rng.random() < 0.3 else None
+        return random_rig(self._rng, self._clock, self.recorder)
 
     def _arrival(self, request_id: str) -> tuple[GenerateCall, Answer]:
         return random_arrival(self._rng, request_id)
@@ -440,12 +444,17 @@ class Schedule:
             self._spoiled_row = -1
         if rng.random() < self._act_in_call_rate:
             self._on_loop(rng.choice([self._arrive, self._leave, self._abort, self._read_on]))
-        if self._is_dead or rng.random() < self._fault_rate:
+        if self._is_dead or self._lost_in is not None or rng.random() < self._fault_rate:
             self._break(name)
 
     def _break(self, name: str) -> None:
         self._hit.update(self.invoked.request_ids)
-        fault = self._rng.choices(["raise", "nan", "stall", "die", "never back"], [6, 4, 2, 0.5, 0.5])[0]
+        faults = {"raise": 6, "nan": 4, "stall": 2, "die": 0.5, "lost": 0.5, "never back": 0.5}
+        fault = self._rng.choices(list(faults), list(faults.values()))[0]
+        if fault == "lost" and self._lost_in is None and not self._is_dead:
+            self._lost_in = name
+        if self._lost_in is not None:
+            raise DeviceLostError(f"lost in {self._lost_in}")
         self._is_dead = self._is_dead or fault == "die"
         if self._is_dead or fault == "raise":
             raise self._rng.choice([InvocationError, RuntimeError, MemoryError])(f"broken in {name}")
@@ -491,15 +500,47 @@ class Schedule:
     def _check(self) -> None:
         self._check_pages()
         for client in self.clients:
-            client.check(self._had_bug or client.request_id in self._hit, self._stalls > 0)
+            was_away = self._stalls > 0 or self._lost_in is not None
+            client.check(self._had_bug or client.request_id in self._hit, was_away)
         assert self.engine.reserved == (0, 0), "places are still taken"
         if self.engine.is_stuck:
-            assert not self.engine.healthy
+            self._check_hang()
             return  # the stuck step holds its pages
-        failures = self.engine.stats().consecutive_failures
-        assert self.engine.healthy is (failures < MAX_CONSECUTIVE_FAILURES)
+        self._check_loss()
         assert not self.rig.scheduler.running
         assert not self.rig.scheduler.waiting
         assert self.rig.cache.usage().leased == 0
         assert (windows := self.rig.cache.window_usage()) is None or windows.leased == 0
         assert self.rig.all_pages_back()
+
+    def _check_hang(self) -> None:
+        """The engine is lost once the device has not answered for twice the stall timeout."""
+        assert not self.engine.healthy
+        for _ in range(GIVE_UP_STALLS * CHECKS_PER_STALL + 2):
+            self._clock.now_s += STALL_TIMEOUT_S / CHECKS_PER_STALL
+            self._loop.run(3)
+        assert "not answered" in self._loss
+
+    def _check_loss(self) -> None:
+        """A lost device is told, and the recorder names the launch; only such a one ends the engine."""
+        stats = self.engine.stats()
+        if stats.lost_device is None:
+            assert self._stalls or not self._told_loss
+            assert self.engine.healthy is (stats.consecutive_failures < MAX_CONSECUTIVE_FAILURES)
+            return
+        assert self._lost_in is not None
+        assert self.engine.problem == stats.lost_device
+        assert self._stalls or self._loss == stats.lost_device
+        if self.recorder is not None and self._lost_in in ("submit", "wait"):
+            last = self.recorder.recording().last_launch(self._clock.now_s)
+            assert last is not None
+            assert last.state != "done"
+            assert last.rows > 0
+
+    @property
+    def _told_loss(self) -> bool:
+        return self.engine._lost.is_set()
+
+    @property
+    def _loss(self) -> str:
+        return self._loop.run_until_complete(self.engine.until_lost())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -102,11 +103,36 @@ async def test_a_device_that_is_lost() -> None:
         server.rig.program.faults.call = fail
         failed = await post("/generate", json=body())
         refused = await post("/generate", json=body())
-        assert (failed.status_code, refused.status_code) == (500, 503)
         for answer in (failed, refused):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
             assert "has failed for good; restart the server" in answer.json()["error"]
-        assert (await server.status("/health"), await server.status("/ready")) == (503, 503)
+        health = await server.loop.client.get("/health")
+        assert (health.status_code, await server.status("/ready")) == (503, 503)
+        assert "has failed for good" in health.json()["reason"]
         assert server.engine.stats().pages.leased == 0
+        await server.loop.ended()
+        assert server.loop.server.is_lost
+        assert server.loop.server.leaves_thread, "a lost device is not released"
+
+
+async def test_a_device_that_hangs_ends_the_server() -> None:
+    async with served() as server:
+        gate = Gate(server.rig)
+        asking = asyncio.create_task(server.loop.client.post("/generate", json=body()))
+        await gate.reached()
+        server.clock.now_s += 2 * STALL_TIMEOUT_S
+        assert (await asking).status_code == 503
+        assert not server.loop.server.is_lost, "the device may yet answer"
+        server.clock.now_s += STALL_TIMEOUT_S
+        assert "not answered" in (await server.loop.client.get("/health")).json()["reason"]
+        while not server.loop.server.is_lost:
+            await asyncio.sleep(0.01)
+        gate.open()
+        while await server.status("/health") != 200:
+            await asyncio.sleep(0)
+        late = await server.loop.client.post("/generate", json=body())
+        assert late.status_code == 503, "it would be cut off"
+        await server.loop.ended()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -127,3 +153,85 @@ async def test_a_device_that_always_fails(stream: bool) -> None:
         server.rig.program.faults.call = lambda name: None
         assert (await post("/generate", json=body(3))).status_code == 200
         assert await server.status("/health") == 200
+
+
+def lose(server: Served) -> None:
+    """From now on, every call of the device fails."""
+
+    def fail(name: str) -> None:
+        raise DeviceLostError("the device has failed for good; restart the server, then retry")
+
+    server.rig.program.faults.call = fail
+
+
+async def until_lost(server: Served) -> None:
+    await server.loop.ended()
+    assert server.loop.server.is_lost
+    assert server.loop.server.leaves_thread
+    assert server.engine.stats().pages.leased == 0
+
+
+async def test_a_loss_in_the_middle_of_a_stream_is_its_last_event() -> None:
+    async with served() as server:
+        entries: list[str] = []
+        has_token = threading.Event()
+
+        def before(entry: str) -> None:
+            entries.append(entry)
+            if len(entries) > 5:
+                assert has_token.wait(20)
+                lose(server)
+                raise DeviceLostError("the device has failed for good; restart the server, then retry")
+
+        server.rig.program.faults.before = before
+        async with server.loop.client.stream("POST", "/generate", json=body(stream=True)) as answer:
+            events = (line async for line in answer.aiter_lines() if line.startswith("data: "))
+            assert "error" not in await anext(events)
+            has_token.set()
+            assert "DEVICE_LOST" in "".join([event async for event in events][-2:])
+        assert answer.status_code == 200
+        await until_lost(server)
+
+
+async def test_a_loss_while_a_request_is_aborted() -> None:
+    async with served() as server:
+        gate = Gate(server.rig)
+        asking = [
+            asyncio.create_task(server.loop.client.post("/generate", json=body(rid=f"r{n}")))
+            for n in range(2)
+        ]
+        await gate.reached()
+        lose(server)
+        await server.loop.client.post("/abort", json={"rid": "r0"})
+        gate.open()
+        assert {(await each).status_code for each in asking} <= {200, 503}
+        await until_lost(server)
+
+
+async def test_a_loss_during_the_drain_ends_it_with_the_status_of_a_loss() -> None:
+    async with served() as server:
+        gate = Gate(server.rig)
+        asking = asyncio.create_task(server.loop.client.post("/generate", json=body()))
+        await gate.reached()
+        server.loop.server.should_exit = True
+        while await server.status("/ready") == 200:
+            await asyncio.sleep(0)
+        lose(server)
+        gate.open()
+        assert (await asking).status_code == 503
+        await until_lost(server)
+
+
+async def test_a_device_that_hangs_during_the_drain_does_not_delay_it() -> None:
+    async with served() as server:
+        gate = Gate(server.rig)
+        asking = asyncio.create_task(server.loop.client.post("/generate", json=body()))
+        await gate.reached()
+        server.loop.server.should_exit = True
+        while await server.status("/ready") == 200:
+            await asyncio.sleep(0)
+        server.clock.now_s += 3 * STALL_TIMEOUT_S
+        assert (await asking).status_code == 503
+        await server.loop.ended()
+        assert server.loop.server.leaves_thread
+        gate.open()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -148,30 +147,3 @@ def test_a_drain_finishes_what_runs(build_tiny: BuildTiny, tmp_path: Path) -> No
         assert running.service.process.wait(PATIENCE_S) == 0
         running.service.log.seek(0)
         assert "`amdgpu` means `hip` here" in running.service.log.read()
-
-
-def test_a_gpu_that_failed_is_told_until_the_server_is_restarted(
-    build_tiny: BuildTiny, tmp_path: Path
-) -> None:
-    artifact, pipe = build_small(build_tiny, CHIPS[0]), tmp_path / "control"
-    os.mkfifo(pipe)
-    gpu = EmulatedGpu(CHIPS[0], control=pipe)
-    flags = ("--device", "hip", "--self-test", "off")
-    running = start(artifact, *flags, environment=gpu.environment())
-
-    def ask() -> httpx.Response:
-        body = {"text": "hello", "sampling_params": {"max_completion_tokens": 2}}
-        return httpx.post(f"{running.url}/generate", json=body, timeout=PATIENCE_S)
-
-    try:
-        assert ask().status_code == 200
-        pipe.write_text("fail hipModuleLaunchKernel 3 719\n")
-        while (answer := ask()).status_code == 200:
-            pass  # the server reads the command in a thread of its own
-        for status in (500, 503, 503):
-            assert answer.status_code == status
-            assert "has failed for good; restart the server" in answer.json()["error"]
-            answer = ask()
-        assert httpx.get(f"{running.url}/health", timeout=PATIENCE_S).status_code == 503
-    finally:
-        assert stop(running) == 0

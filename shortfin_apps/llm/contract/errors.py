@@ -8,7 +8,8 @@ LlmError
 ├── RequestAbortedError        the client left or aborted the request            (HTTP 499)
 │   └── DeadlineExceededError  the deadline passed before the first token        (HTTP 408)
 ├── InvocationError            the device failed on this request                 (HTTP 500)
-│   └── DeviceLostError        all later requests fail until the server is restarted
+│   └── DeviceLostError        all requests fail until the server is restarted  (HTTP 503, exit 75)
+│       └── OutOfDeviceMemoryError   at the start (exit 2), as a restart does not help
 ├── ArtifactError              VMFB, parameters, config or tokenizer do not fit  (exit 2)
 │   └── SelfTestError          the model computes wrong results                  (exit 2)
 └── BuildError                 the builder cannot make this artefact             (exit 2)
@@ -76,6 +77,10 @@ class InvocationError(LlmError):
 
 class DeviceLostError(InvocationError):
     """The device has failed permanently; the server must be restarted."""
+
+
+class OutOfDeviceMemoryError(DeviceLostError):
+    """The device has failed permanently as its memory was too small; a restart alone does not help."""
 
 
 class ArtifactError(LlmError):

@@ -96,7 +96,10 @@ class EngineSettings:
         "are no requests",
     )
     stall_timeout: float = setting(
-        STALL_TIMEOUT_S, "seconds of one invocation after which the device is considered dead", gt=0
+        STALL_TIMEOUT_S,
+        "seconds of one invocation after which requests get 503; after twice as many the device is lost,"
+        " and the server ends with status 75",
+        gt=0,
     )
     dump_dir: Literal["off"] | Path | None = setting(
         None,

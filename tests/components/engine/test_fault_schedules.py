@@ -105,7 +105,7 @@ async def run_threaded(seed: int) -> None:
     await engine.drain(20)
     assert await engine.close()
     for client in clients:
-        client.check(client.request_id in device.hit, was_stalled=False)
+        client.check(client.request_id in device.hit, was_away=False)
     while device.rig.engine.has_work:  # steps that were in flight
         device.rig.engine.step()
     device.rig.cache.check_integrity()

@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,6 +54,48 @@ def test_a_failing_device_does_not_fill_a_disk(tmp_path: Path) -> None:
     clock.now_s += INTERVAL_S
     dumps.write_soon("and again")
     assert len(files(tmp_path)) == 2
+
+
+def test_the_last_dump_is_written_although_another_was_just_before(tmp_path: Path) -> None:
+    recorder = FlightRecorder()
+    dumps = Dumps(recorder, tmp_path, HEADER, start=lambda work: work())
+    dumps.write_soon("a row of NaN")
+    recorder.draw("sample_bs4", {}, 3)
+    last = dumps.write_last("the engine is lost")
+    assert last is not None
+    assert (last.entry, last.rows, last.state) == ("sample_bs4", 3, "running")
+    assert [read_dump(path).header.reason for path in files(tmp_path)] == [
+        "a row of NaN",
+        "the engine is lost",
+    ]
+    assert read_dump(files(tmp_path)[-1]).header.last_launch is not None
+
+
+def test_the_last_dump_is_not_written_twice(tmp_path: Path) -> None:
+    """It waits for the automatic one, which may have to wait for a disk."""
+    started: list[Callable[[], None]] = []
+    recorder = FlightRecorder()
+    dumps = Dumps(recorder, tmp_path, HEADER, start=started.append)
+    recorder.draw("sample_bs4", {}, 3)
+    dumps.write_soon("an invocation failed")
+    ending = threading.Thread(target=dumps.write_last, args=("the engine is lost",))
+    ending.start()
+    assert ending.is_alive()
+    started[0]()
+    ending.join(30)
+    assert [read_dump(path).header.reason for path in files(tmp_path)] == ["an invocation failed"]
+
+
+def test_an_automatic_dump_without_a_thread_is_written_last(tmp_path: Path) -> None:
+    def start(work: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    recorder = FlightRecorder()
+    dumps = Dumps(recorder, tmp_path, HEADER, start=start)
+    recorder.draw("sample_bs4", {}, 3)
+    dumps.write_soon("an invocation failed")
+    dumps.write_last("the engine is lost")
+    assert len(files(tmp_path)) == 1
 
 
 def test_few_are_kept_and_other_files_are_left_alone(tmp_path: Path) -> None:

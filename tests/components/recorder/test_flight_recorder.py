@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder
-from shortfin_apps.llm.components.recorder.records import Pages, Run, Turn
+from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder, Recording
+from shortfin_apps.llm.components.recorder.records import LastLaunch, Loop, Pages, Run, Step, Task, Turn
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.contract.abi import EntryFamily
 from tests.components.engine_fixture import call, make_rig
@@ -165,3 +165,43 @@ def test_other_threads_may_copy_it_while_it_is_written() -> None:
         stop.set()
         thread.join()
     assert not failures
+
+
+def test_the_last_launch_is_the_first_that_did_not_succeed_after_one_that_did() -> None:
+    """Later ones fail with it, or were queued after it."""
+    clock = SteppedClock()
+    recorder, asked = FlightRecorder(clock=clock), request()
+    assert recorder.recording().last_launch(0.0) is None
+    spoiled = recorder.run("prefill_bs1", 2, batch_of((asked, [1], [4])))
+    recorder.ended(spoiled, RuntimeError("out of memory"))
+    done = recorder.run("prefill_bs1", 2, batch_of((asked, [1, 2], [4])))
+    recorder.ended(done)
+    assert str(recorder.recording().last_launch(2.5)) == (
+        "prefill_bs1 with 1 rows and 2 tokens, launched 2.5 s ago, done"
+    )
+    clock.now_s = 3.0
+    hung = recorder.run("extend", 2, batch_of((asked, [3], [4]), (request("s"), [7, 8], [5])))
+    recorder.draw("sample_bs2", {}, 2)
+    recorder.turn(0.0, num_running=2, num_waiting=0, num_preemptions=0, ended=())
+    last = recorder.recording().last_launch(64.0)
+    assert last == LastLaunch(
+        number=hung.number, entry="extend", rows=2, tokens=3, age_s=61.0, state="running", num_queued=1
+    )
+    recorder.ended(hung, RuntimeError("lost"))
+    recorder.ended(recorder.run("extend", 2, batch_of((asked, [3], [4]))), RuntimeError("lost"))
+    last = recorder.recording().last_launch(65.0)
+    assert last is not None
+    assert (last.number, last.state, last.num_queued) == (hung.number, "failed", 2)
+
+
+def test_the_last_launch_may_be_a_step_of_a_loop_or_zeroed_pages() -> None:
+    loop = Loop(1, [Task(1, 3, [5]), Task(2, 3, [5])], [])
+    step = Step(number=1, began_s=0.0, entry="decode_loop_bs2", loop=1, index=4)
+    last = Recording([], [loop], [step]).last_launch(0.0)
+    assert last is not None
+    assert (last.entry, last.rows, last.tokens) == ("decode_loop_bs2", 2, 2)
+    recorder = FlightRecorder()
+    recorder.clear([3, 4], [7])
+    last = recorder.recording().last_launch(0.0)
+    assert last is not None
+    assert (last.entry, last.rows, last.tokens) == ("clear pages", 3, 0)

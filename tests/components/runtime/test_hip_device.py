@@ -263,7 +263,7 @@ def test_a_gpu_that_failed_says_so_for_good(
     first, *others = run_failing(hip_artefacts, runtime, fault, close, EmulatedGpu())
     assert first == "done"
     assert others[-4:] == [others[-1]] * 4
-    assert others[-1].startswith("the device has failed for good; restart the server (")
+    assert others[-1].startswith("the device has failed for good; restart the server, then retry (")
     # On a busy machine the driver may only tell that what came before was given up.
     assert "HIP driver error" in others[-1] or "ABORTED" in others[-1]
 

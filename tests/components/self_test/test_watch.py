@@ -16,7 +16,7 @@ from shortfin_apps.llm.components.runtime import parameters
 from shortfin_apps.llm.components.runtime.memory import empty_bytes
 from shortfin_apps.llm.components.self_test.report import Subject
 from shortfin_apps.llm.components.self_test.watch import IDLE_S, INTERVAL_S, SelfTestWatch
-from shortfin_apps.llm.contract.errors import SelfTestError
+from shortfin_apps.llm.contract.errors import DeviceLostError, SelfTestError
 from tests.components.self_test.compiled import OPTIONS, Built, Miscomputing, Opened, build_model, opened
 
 SMALL = replace(OPTIONS, prefill_batch_sizes=(1,), decode_batch_sizes=(1, 2), chunk_sizes=(), extend_sizes=())
@@ -172,3 +172,23 @@ def test_a_device_that_miscomputes_is_found(
     assert watch.failure is not None
     assert "`prefill_bs1` " in watch.failure
     report_of(watch.failure)
+
+
+def test_a_lost_device_is_no_wrong_model(
+    model: Opened, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start the server may be started again; later it has to end."""
+    watch = watch_of(model, clock)
+    watch.run()
+    lost = DeviceLostError("the device has failed for good")
+
+    def fail(*_: object) -> None:
+        raise lost
+
+    monkeypatch.setattr(model.device, "upload", fail)
+    monkeypatch.setattr(model.device, "clear", fail)
+    run_through(watch)
+    assert watch.lost_device == str(lost)
+    assert watch.failure == f"self-test: the device failed ({lost})"
+    with pytest.raises(DeviceLostError, match="failed for good"):
+        watch_of(model, clock).run()

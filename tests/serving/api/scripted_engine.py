@@ -65,6 +65,10 @@ class ScriptedEngine:
         return 2**20
 
     @property
+    def problem(self) -> str | None:
+        return None if self.healthy else "the engine is stuck"
+
+    @property
     def ready(self) -> bool:
         return not self.draining
 

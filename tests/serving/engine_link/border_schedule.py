@@ -150,7 +150,7 @@ class BorderSchedule(Schedule):
             if client.was_refused:
                 assert not client.deltas
             elif client.remote in self._cut:
-                client.check(was_hit=True, was_stalled=True)
+                client.check(was_hit=True, was_away=True)
             else:
                 answered.append(client)
         self.clients = answered

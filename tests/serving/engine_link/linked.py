@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -40,12 +41,15 @@ class Linked:
     processes: list[tuple[RemoteEngine, ApiLink]] = field(default_factory=list)
 
     async def api_process(
-        self, execute: Execute = counts_nothing, on_lost: Callable[[], None] = lambda: None
+        self,
+        execute: Execute = counts_nothing,
+        on_lost: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> tuple[RemoteEngine, ApiLink]:
         ours, theirs = socket.socketpair()
         link = await self.links.open(ours)
         welcome = await asyncio.to_thread(wait_for_engine, theirs)
-        remote = RemoteEngine(theirs, welcome, execute=execute, on_lost=on_lost)
+        remote = RemoteEngine(theirs, welcome, execute=execute, on_lost=on_lost, clock=clock)
         remote.start()
         self.processes.append((remote, link))
         return remote, link

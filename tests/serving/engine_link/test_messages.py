@@ -131,7 +131,7 @@ FROM_ENGINE = st.one_of(
     st.builds(Admitted, IDS),
     st.builds(Refused, IDS, ERRORS),
     st.builds(Deltas, st.lists(DELTAS, max_size=4)),
-    st.builds(EngineState, st.booleans(), st.booleans()),
+    st.builds(EngineState, st.booleans(), st.none() | st.text()),
     st.builds(Order, TOKENS, COMMANDS),
     COUNTED,
 )

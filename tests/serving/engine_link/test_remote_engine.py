@@ -27,7 +27,7 @@ from shortfin_apps.llm.contract.errors import (
     RequestAbortedError,
     UnavailableError,
 )
-from shortfin_apps.llm.serving.engine_link.api_links import ApiLinks
+from shortfin_apps.llm.serving.engine_link.api_links import CHECKS_PER_SIGN, ApiLinks
 from shortfin_apps.llm.serving.engine_link.messages import (
     AbortAll,
     AbortRequests,
@@ -35,7 +35,12 @@ from shortfin_apps.llm.serving.engine_link.messages import (
     ReadMetrics,
     SetLogLevel,
 )
-from shortfin_apps.llm.serving.engine_link.remote_engine import RemoteEngine, wait_for_engine
+from shortfin_apps.llm.serving.engine_link.remote_engine import (
+    MAX_SILENCE_S,
+    SILENT,
+    RemoteEngine,
+    wait_for_engine,
+)
 from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.frontend.beam_search import BeamSearch
 from shortfin_apps.llm.serving.frontend.delta_stream import DeltaStream
@@ -43,6 +48,7 @@ from tests.components.device_gate import Gate
 from tests.components.engine_fixture import call, make_rig
 from tests.components.fake_device import greedy_continuation
 from tests.components.grammar.test_compiled import compiled
+from tests.components.stepped_engine import SteppedClock
 from tests.serving.engine_link.linked import Linked, NoGrammars, counts_nothing, linked
 from tests.serving.frontend.beam_reference import reference_search
 from tests.serving.frontend.test_beam_search import (
@@ -274,6 +280,35 @@ async def test_the_engines_state_is_passed_on() -> None:
         assert remote.healthy
 
 
+async def test_a_process_whose_engine_falls_silent_says_so() -> None:
+    """A driver's call may keep the engine's process from running; that it is well is old news then."""
+    clock = SteppedClock()
+    async with linked(make_rig()) as each:
+        remote, _ = await each.api_process(clock=clock)
+        clock.now_s += 2 * MAX_SILENCE_S
+        assert remote.healthy, "the other processes may not be ready yet"
+        while remote._heard_s != clock.now_s:
+            await asyncio.sleep(0.01)
+        each.links.close()
+        clock.now_s += MAX_SILENCE_S
+        assert remote.healthy
+        clock.now_s += 1.0
+        assert remote.problem == SILENT
+        each.links._num_checks = CHECKS_PER_SIGN - 1
+        each.links._watch()
+        while not remote.healthy:
+            await asyncio.sleep(0.01)
+
+
+async def test_why_an_engine_is_not_healthy_is_passed_on() -> None:
+    async with linked(make_rig()) as each:
+        remote, _ = await each.api_process()
+        each.engine._stalls._timeout_s = -1.0  # as if every turn took too long
+        while remote.healthy:
+            await asyncio.sleep(0.01)
+        assert remote.problem == each.engine.problem
+
+
 async def test_no_process_is_ready_before_all_of_them_serve() -> None:
     rig = make_rig()
     engine, links = AsyncEngine(rig.engine, max_requests=8), ApiLinks()
@@ -464,7 +499,7 @@ async def test_a_state_that_cannot_be_read_is_read_again(monkeypatch: pytest.Mon
     async with linked(make_rig()) as each:
         _, link = await each.api_process()
         with monkeypatch.context() as broken:
-            broken.setattr(type(each.engine), "healthy", property(fail))
+            broken.setattr(type(each.engine), "problem", property(fail))
             with pytest.raises(RuntimeError):
                 each.links._watch()
         each.links._state = None  # whatever it is, it is news

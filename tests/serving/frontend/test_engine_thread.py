@@ -82,6 +82,7 @@ class CountedTest:
         self.fails = fails
         self.steps = self.num_runs = self.notices = 0
         self.failure: str | None = None
+        self.lost_device: str | None = None
         self.is_due = threading.Event()
         self.ran = threading.Event()
 
@@ -128,3 +129,29 @@ async def test_an_idle_test_that_fails_makes_the_engine_unhealthy_and_refuse_req
     with pytest.raises(UnavailableError, match="nonsense"):
         engine.admit(call("a", PROMPT))
     assert await engine.close()
+
+
+async def test_an_engine_is_lost_when_an_idle_test_finds_its_device_lost(rig: Rig) -> None:
+    idle = CountedTest(fails=True)
+    idle.lost_device = "the device has failed for good"
+    engine = AsyncEngine(rig.engine, max_requests=4, idle_test=idle)
+    idle.is_due.set()
+    engine.start()
+    async with asyncio.timeout(30):
+        assert await engine.until_lost() == "the device has failed for good"
+    await engine.close()
+
+
+async def test_an_engine_whose_thread_has_died_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = AsyncEngine(rig.engine, max_requests=4)
+    engine.start()
+
+    def broken(error: object = None) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rig.scheduler, "plan", broken)
+    monkeypatch.setattr(rig.engine, "fail_all", broken)
+    engine.admit(call("a", PROMPT))
+    async with asyncio.timeout(30):
+        assert "thread has ended" in await engine.until_lost()
+    await engine.close()

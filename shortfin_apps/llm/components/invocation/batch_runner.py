@@ -445,7 +445,7 @@ class BatchRunner:
         try:
             results = self._invoke(shape.entry, self._first_arguments(shape))
         except DeviceLostError as error:
-            raise ArtifactError(f"`{shape.entry}` failed in its first run: {error}") from error
+            raise type(error)(f"`{shape.entry}` failed in its first run: {error}") from error
         except InvocationError as error:
             reason = str(error).partition("\n")[0]
             raise ArtifactError(

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from shortfin_apps.llm.components.recorder.dump_file import DumpError, write_dump
 from shortfin_apps.llm.components.recorder.flight_recorder import FlightRecorder, Recording
-from shortfin_apps.llm.components.recorder.records import Header
+from shortfin_apps.llm.components.recorder.records import Header, LastLaunch
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,13 @@ _PREFIX = "dump-"
 class WrittenDump(NamedTuple):
     path: Path
     num_bytes: int
+
+
+class _Automatic(NamedTuple):
+    """An automatic dump: the record number of its last launch, and whether it was written."""
+
+    number: int
+    ended: threading.Event
 
 
 class Dumps:
@@ -59,6 +66,7 @@ class Dumps:
         self._start = start or _in_thread
         self._last_s: float | None = None  # when the last automatic dump was started
         self._number = 0
+        self._automatic: _Automatic | None = None  # the last automatic dump
         self._lock = threading.Lock()  # guards the state above
         self._writing = threading.Lock()
         recorder.on_fault = self.write_soon
@@ -66,6 +74,22 @@ class Dumps:
     def write(self, reason: str) -> WrittenDump:
         """Write a dump now, which may take seconds. Raises DumpError."""
         return self._write(reason, self._recorder.recording())
+
+    def write_last(self, reason: str) -> LastLaunch | None:
+        """Write a dump before the process ends; return its last launch.
+
+        If an automatic dump has the same last launch, waits for that one instead. Never raises; errors are
+        logged.
+        """
+        recording = self._recorder.recording()
+        last = recording.last_launch(self._recorder.clock())
+        with self._lock:
+            automatic = self._automatic
+        if automatic is not None and last is not None and automatic.number == last.number:
+            automatic.ended.wait()
+        else:
+            self._try(reason, recording)
+        return last
 
     def write_soon(self, reason: str) -> None:
         """Write the current recording in a separate thread; does nothing within INTERVAL_S of the last one.
@@ -78,10 +102,26 @@ class Dumps:
                 if self._last_s is not None and now_s - self._last_s < INTERVAL_S:
                     return
                 self._last_s = now_s
-            recording = self._recorder.recording()
-            self._start(lambda: self._try(reason, recording))
+            self._write_automatic(reason, self._recorder.recording())
         except Exception as error:
             logger.error("flight recorder: %s, but no dump can be written: %s", reason, error)
+
+    def _write_automatic(self, reason: str, recording: Recording) -> None:
+        last, ended = recording.last_launch(self._recorder.clock()), threading.Event()
+
+        def write() -> None:
+            try:
+                self._try(reason, recording)
+            finally:
+                ended.set()
+
+        with self._lock:
+            self._automatic = _Automatic(0 if last is None else last.number, ended)
+        try:
+            self._start(write)
+        except BaseException:  # no thread is left
+            self._automatic = None
+            raise
 
     def _try(self, reason: str, recording: Recording) -> None:
         try:
@@ -90,7 +130,7 @@ class Dumps:
             logger.error("flight recorder: %s, but no dump can be written: %s", reason, error)
 
     def _write(self, reason: str, recording: Recording) -> WrittenDump:
-        header = self._header(reason)
+        header = self._header(reason, recording)
         with self._writing:
             try:
                 directory = self._directory or default_directory()
@@ -119,12 +159,13 @@ class Dumps:
             when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             return f"{_PREFIX}{when}-{os.getpid()}-{self._number}{SUFFIX}"
 
-    def _header(self, reason: str) -> Header:
+    def _header(self, reason: str, recording: Recording) -> Header:
         now_s = self._recorder.clock()
         return structs.replace(
             self._server,
             reason=reason,
             written_s=now_s,
+            last_launch=recording.last_launch(now_s),
             epoch_s=time.time() - now_s,
             versions={**self._server.versions, "python": platform.python_version()},
             cpu=f"{platform.machine()} {platform.processor()}".strip(),

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from shortfin_apps.llm.components.recorder.records import (
     Draw,
     Invocation,
     KnownRequest,
+    LastLaunch,
     Logprobs,
     Loop,
     Pages,
@@ -67,11 +68,47 @@ class Recording(NamedTuple):
     records: Sequence[Recorded]
     unsummed: Mapping[int, Fetched] = MappingProxyType({})
 
+    def last_launch(self, now_s: float) -> LastLaunch | None:
+        """Describe the invocation at which the device stopped, or else the last one; see LastLaunch."""
+        launches = [each for each in self.records if not isinstance(each, Turn)]
+        last = None
+        for index, launch in enumerate(launches):
+            state = _state_of(launch)
+            if last is None or last.state == "done" or state == "done":
+                rows, tokens = self._counts(launch)
+                last = LastLaunch(
+                    number=launch.number,
+                    entry="clear pages" if isinstance(launch, Clear) else launch.entry,
+                    rows=rows,
+                    tokens=tokens,
+                    age_s=now_s - launch.began_s,
+                    state=state,
+                    num_queued=len(launches) - 1 - index,
+                )
+        return last
+
+    def _counts(self, launch: Run | Step | Draw | Logprobs | Clear) -> tuple[int, int]:
+        """Return the rows of a launch and the tokens that it computes; for Clear, the pages and 0."""
+        if isinstance(launch, Run):
+            return len(launch.tasks), sum(len(task.token_ids) for task in launch.tasks)
+        if isinstance(launch, Step):
+            num_rows = next(len(loop.tasks) for loop in self.loops if loop.number == launch.loop)
+            return num_rows, num_rows
+        if isinstance(launch, Clear):
+            return len(launch.page_ids) + len(launch.window_page_ids), 0
+        return (launch.num_draws if isinstance(launch, Draw) else launch.num_rows), 0
+
     def settle(self) -> None:
         """Write the checksums of `unsummed` candidates into their records; takes milliseconds."""
         for record in self.records:
             if isinstance(record, Run) and (candidates := self.unsummed.get(record.number)) is not None:
                 candidates.note(record)
+
+
+def _state_of(launch: Invocation) -> Literal["running", "failed", "done"]:
+    if launch.ended_s is None:
+        return "running"
+    return "done" if launch.error is None else "failed"
 
 
 class _Seen:

@@ -7,7 +7,7 @@ recorder's clock; token IDs and page IDs are the engine's. No record contains a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,11 +19,37 @@ Ids = Sequence[Count]
 TokenId = Annotated[int, msgspec.Meta(ge=-(1 << 53), lt=1 << 53)]
 
 
+class LastLaunch(msgspec.Struct, kw_only=True):
+    """The invocation at which a device stopped: the first that did not succeed after the last that did.
+
+    `number` is its record's, `rows` are of its batch, and `tokens` are computed by it. `age_s` is the time
+    from its launch until the dump. `state`: what was known of it then. `num_queued` invocations were launched
+    after it.
+    """
+
+    number: Count
+    entry: str
+    rows: Count
+    tokens: Count
+    age_s: float
+    state: Literal["running", "failed", "done"]
+    num_queued: Count = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.entry} with {self.rows} rows and {self.tokens} tokens, launched {self.age_s:.1f} s ago, "
+            f"{self.state}"
+        )
+
+
 class Header(msgspec.Struct, tag_field="kind", tag="header", kw_only=True):
     """The first line: what a replay needs to know about the server, and why the dump was written.
 
     `files` maps the files of the artefact's program to their SHA-256 sums. A recorded time plus `epoch_s` is
-    Unix time.
+    Unix time. `last_launch` is None if nothing was recorded.
     """
 
     format_version: int = FORMAT_VERSION
@@ -34,6 +60,7 @@ class Header(msgspec.Struct, tag_field="kind", tag="header", kw_only=True):
     files: dict[str, str] = {}
     versions: dict[str, str] = {}
     device: str = ""
+    last_launch: LastLaunch | None = None
     cpu: str = ""
     settings: dict[str, str | int | bool | None] = {}
     num_pages: Count = 0

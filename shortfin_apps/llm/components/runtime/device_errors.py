@@ -6,22 +6,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
+from shortfin_apps.llm.contract.errors import (
+    ArtifactError,
+    DeviceLostError,
+    InvocationError,
+    OutOfDeviceMemoryError,
+)
 from shortfin_apps.llm.contract.gpu_code.code_object import chip_of, code_objects_in
 
 
 def lost_error(cause: Exception) -> DeviceLostError:
     reason = str(cause).partition("\n")[0]
     if "RESOURCE_EXHAUSTED" in reason:
-        return DeviceLostError(
-            f"the device ran out of memory; restart the server with fewer --pages ({reason})"
+        return OutOfDeviceMemoryError(
+            f"the device ran out of memory; restart the server with fewer --pages, then retry ({reason})"
         )
-    return DeviceLostError(f"the device has failed for good; restart the server ({reason})")
+    return DeviceLostError(f"the device has failed for good; restart the server, then retry ({reason})")
 
 
 def copy_of(error: DeviceLostError) -> DeviceLostError:
     """Copy an error, as each invocation needs its own: raising an error again makes its traceback longer."""
-    return DeviceLostError(str(error))
+    return type(error)(str(error))
 
 
 _ABORTED = "the semaphore was aborted"
@@ -52,7 +57,7 @@ def cause_of(fiber: Any, error: Exception) -> Exception:
 
 def invocation_error(error: Exception) -> InvocationError:
     if "unique semaphore capacity" in str(error):
-        return DeviceLostError("the device failed too often to go on; restart the server")
+        return DeviceLostError("the device failed too often to go on; restart the server, then retry")
     return InvocationError(f"the device failed under this invocation ({error})")
 
 

@@ -11,7 +11,7 @@ from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.self_test.computed import Computed
 from shortfin_apps.llm.components.self_test.entries import EntryRuns
-from shortfin_apps.llm.contract.errors import InvocationError
+from shortfin_apps.llm.contract.errors import DeviceLostError, InvocationError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 
 Key = tuple[str, int, int, int]
@@ -33,13 +33,14 @@ class Outcome:
     """Results of a self-test so far.
 
     `rows`: results of all entries. `broken`: entries that failed to run, with the reason. `untested`: entries
-    for which there were too few pages.
+    for which there were too few pages. `lost_device`: why no entry can run any more, if the device is lost.
     """
 
     file: SelfTestFile
     rows: list[Computed] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
     untested: list[str] = field(default_factory=list)
+    lost_device: DeviceLostError | None = None
 
     @property
     def entries(self) -> list[str]:
@@ -153,6 +154,8 @@ class SelfTest:
                             rows += computed
                             yield
                 except InvocationError as error:
+                    if isinstance(error, DeviceLostError):
+                        outcome.lost_device = error
                     outcome.broken[shape.entry] = "failed: " + str(error).partition("\n")[0]
                     continue
                 if not rows:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from shortfin_apps.llm.components.self_test.locate import Locator
 from shortfin_apps.llm.components.self_test.report import Subject, document, sentence, write
 from shortfin_apps.llm.components.self_test.self_test import Key, Outcome, SelfTest
-from shortfin_apps.llm.contract.errors import LlmError, SelfTestError
+from shortfin_apps.llm.contract.errors import DeviceLostError, LlmError, SelfTestError
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +46,14 @@ class SelfTestWatch:
         self.num_runs = 0
         self.num_failures = 0
         self.failure: str | None = None  # fault found in the last run
+        self.lost_device: str | None = None  # why the device is lost, if a run has found that it is
 
     def run(self) -> Outcome:
-        """Run the full self-test at startup. Raises SelfTestError if it fails."""
+        """Run the full self-test at startup. Raises SelfTestError if it fails, DeviceLostError."""
         began_s = self._clock()
         outcome = self._self_test.run()
+        if outcome.lost_device is not None:
+            raise outcome.lost_device
         self._finish(outcome)
         if self.failure is not None:
             raise SelfTestError(self.failure)
@@ -90,11 +93,13 @@ class SelfTestWatch:
         except StopIteration:
             self._steps = None
             outcome, self._outcome = self._outcome, Outcome(self._self_test.file)
-            self._finish(outcome)
+            if outcome.lost_device is None:
+                self._finish(outcome)
+            else:
+                self._fail_with_device(outcome.lost_device)
         except LlmError as error:  # the pages could not be returned
             self._steps = None
-            self.num_runs += 1
-            self._fail(f"self-test: the device failed ({error})")
+            self._fail_with_device(error)
 
     def _pause(self) -> None:
         if self._steps is not None:
@@ -117,6 +122,12 @@ class SelfTestWatch:
         path = write(document(self._subject, outcome, failures, location))
         where = "no report could be written" if path is None else f"report written to {path}"
         self._fail(f"{sentence(self._subject, failures, location)}; {where}; {ADVICE}")
+
+    def _fail_with_device(self, error: LlmError) -> None:
+        self.num_runs += 1
+        if isinstance(error, DeviceLostError):
+            self.lost_device = str(error)
+        self._fail(f"self-test: the device failed ({error})")
 
     def _fail(self, reason: str) -> None:
         self.num_failures += 1

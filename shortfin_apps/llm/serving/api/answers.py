@@ -34,6 +34,7 @@ class NativeErrorAnswer(BaseModel):
 
 class State(BaseModel):
     status: str
+    reason: str | None = None
 
 
 class Usage(BaseModel):

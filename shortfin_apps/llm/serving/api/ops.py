@@ -34,8 +34,11 @@ router = APIRouter(route_class=JsonRoute, tags=["ops"], responses=answers.errors
 
 @router.get("/health", responses=answers.health(ok="the engine works", not_ok="it is stuck or stopped"))
 async def health(request: Request) -> Response:
-    """200 while the engine makes progress or has no work, 503 otherwise."""
-    return _state("healthy", service_of(request).healthy)
+    """200 while the engine makes progress or has no work, 503 with the reason otherwise."""
+    problem = service_of(request).problem
+    if problem is None:
+        return JsonResponse({"status": "healthy"})
+    return JsonResponse({"status": "not healthy", "reason": problem}, status_code=503)
 
 
 @router.get("/ready", responses=answers.health(ok="requests are accepted", not_ok="loading or draining"))

@@ -131,7 +131,12 @@ class Service:
     @property
     def healthy(self) -> bool:
         """Whether the engine works; True while the model loads."""
-        return self._model is None or self._model.generator.engine.healthy
+        return self.problem is None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the engine does not work; None while it does, or the model loads."""
+        return None if self._model is None else self._model.generator.engine.problem
 
 
 def service_of(request: Request) -> Service:

@@ -23,6 +23,7 @@ from shortfin_apps.llm.serving.engine_link.messages import (
 logger = logging.getLogger(__name__)
 
 STATE_INTERVAL_S = 0.1  # between two checks of the engine's state
+CHECKS_PER_SIGN = 10  # checks after which the state is sent again, as a sign of life
 
 Counts = Sequence[float]
 
@@ -42,6 +43,7 @@ class ApiLinks:
         self._grammars: Grammars | None = None
         self._state: EngineState | None = None
         self._watching: asyncio.TimerHandle | None = None
+        self._num_checks = 0  # of the state
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -69,7 +71,7 @@ class ApiLinks:
         """
         await asyncio.gather(*(link.prepared.wait() for link in self._links))
         self._engine, self._grammars = engine, grammars
-        self._state = EngineState(ready=False, healthy=engine.healthy)
+        self._state = EngineState(ready=False, problem=engine.problem)
         for link in list(self._links):  # also links opened, and perhaps prepared, in the meantime
             self._welcome(link)
         await asyncio.gather(*(link.serving.wait() for link in self._links if link.is_welcome))
@@ -133,10 +135,12 @@ class ApiLinks:
         link.serve(engine, grammars, welcome)
 
     def _watch(self) -> None:
-        """Send the engine's state to every process if it changed, and schedule the next check."""
+        """Send the engine's state to every process if it changed or is due, and schedule the next check."""
         assert self._engine is not None, "there is nothing to look at before"
         self._watching = asyncio.get_running_loop().call_later(STATE_INTERVAL_S, self._watch)
-        if (state := _state_of(self._engine)) != self._state:
+        self._num_checks += 1
+        state = _state_of(self._engine)
+        if state != self._state or self._num_checks % CHECKS_PER_SIGN == 0:
             self._state = state
             for link in self._links:
                 link.tell(state)
@@ -156,7 +160,7 @@ class ApiLinks:
 
 
 def _state_of(engine: AdmittingEngine) -> EngineState:
-    return EngineState(ready=engine.ready, healthy=engine.healthy)
+    return EngineState(ready=engine.ready, problem=engine.problem)
 
 
 def _sums(counts: Iterable[Counts]) -> list[float]:

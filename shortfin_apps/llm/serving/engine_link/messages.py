@@ -70,10 +70,10 @@ class Prepared(Message, frozen=True):
 
 
 class EngineState(Message, frozen=True):
-    """The values of `EngineClient.ready` and `EngineClient.healthy`."""
+    """The values of `EngineClient.ready` and `EngineClient.problem`."""
 
     ready: bool
-    healthy: bool
+    problem: str | None
 
 
 class Welcome(Message, frozen=True):

@@ -8,6 +8,7 @@ import logging
 import math
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,10 @@ from shortfin_apps.llm.serving.frontend.open_requests import Draining, OpenReque
 
 logger = logging.getLogger(__name__)
 
-ENGINE_ENDED = "the process of the engine has ended; restart the server"
+ENGINE_ENDED = "the process of the engine has ended; restart the server, then retry"
+# The engine's process sends its state every second, unless a driver's call holds Python's lock there.
+MAX_SILENCE_S = 10.0
+SILENT = f"the engine's process has sent nothing for more than {MAX_SILENCE_S:.0f} s"
 
 
 def wait_for_engine(sock: socket.socket) -> Welcome:
@@ -82,12 +86,15 @@ class RemoteEngine:
         execute: Callable[[Command], Sequence[float]],
         on_lost: Callable[[], None] = lambda: None,
         max_unread_tokens: int = MAX_UNREAD_TOKENS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sock = sock
         self._welcome = welcome
         self._execute = execute
         self._lost = on_lost
         self._state = welcome.state
+        self._clock = clock
+        self._heard_s = math.inf  # when the last state came; none comes until all processes serve
         self._stats = welcome.stats
         no_bounds = Admission(max_requests=sys.maxsize, max_queue_tokens=sys.maxsize, clock=lambda: 0.0)
         self._requests = OpenRequests(no_bounds, max_unread_tokens=max_unread_tokens, abort=self._send_abort)
@@ -182,7 +189,15 @@ class RemoteEngine:
 
     @property
     def healthy(self) -> bool:
-        return self._state.healthy and not self._connection.is_lost
+        return self.problem is None
+
+    @property
+    def problem(self) -> str | None:
+        if self._connection.is_lost:
+            return ENGINE_ENDED
+        if self._clock() - self._heard_s > MAX_SILENCE_S:
+            return SILENT
+        return self._state.problem
 
     async def drain(self, timeout_s: float) -> None:
         await self._draining.drain(timeout_s)
@@ -247,7 +262,7 @@ class RemoteEngine:
             case Refused(request_id, error):
                 self._refuse(request_id, error)
             case EngineState():
-                self._state = message
+                self._state, self._heard_s = message, self._clock()
             case Order(number, command):
                 self._connection.send(Counted(number, list(self._execute(command))))
             case Counted(number, counts, stats):

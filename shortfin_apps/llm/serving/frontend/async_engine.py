@@ -18,6 +18,7 @@ from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.engine.snapshot import Snapshot
 from shortfin_apps.llm.components.engine.stats import EngineStats
 from shortfin_apps.llm.components.recorder.dumps import Dumps, WrittenDump
+from shortfin_apps.llm.components.recorder.records import LastLaunch
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError, LlmError, UnavailableError
 from shortfin_apps.llm.serving.frontend.admission import Admission
@@ -51,7 +52,9 @@ class AsyncEngine:
 
     The engine is unhealthy while a step takes longer than `stall_timeout_s` (the device does not answer) and
     after MAX_CONSECUTIVE_FAILURES failed invocations in a row, until one succeeds. After DeviceLostError or a
-    failed `idle_test`, the engine stays unhealthy and accepts no requests. `on_close` is called once by the
+    failed `idle_test`, the engine stays unhealthy and accepts no requests. The engine is lost, which
+    `until_lost` waits for, after DeviceLostError, after a step of GIVE_UP_STALLS times the stall timeout, and
+    when its thread has ended because of a bug. `on_close` is called once by the
     engine's thread, at its end, and must release the device. `dumps` writes the contents of the engine's
     flight recorder, if there is one.
     """
@@ -81,12 +84,17 @@ class AsyncEngine:
         self._thread = EngineThread(
             engine,
             on_deltas=self._requests.deliver,
+            on_lost=self._lose,
             on_death=self._answer_dead,
             on_close=on_close,
             clock=clock,
             idle_test=idle_test,
         )
-        self._stalls = StallWatch(self._thread, stall_timeout_s, on_stall=self._answer_stalled)
+        self._stalls = StallWatch(
+            self._thread, stall_timeout_s, on_stall=self._answer_stalled, on_hang=self._lose
+        )
+        self._loss: str | None = None  # why the engine is lost
+        self._lost = asyncio.Event()
         self._looks = Looks(self._thread)
         self._draining = Draining(self._requests, self.abort_all)
 
@@ -154,10 +162,33 @@ class AsyncEngine:
 
     @property
     def healthy(self) -> bool:
+        return self.problem is None
+
+    @property
+    def problem(self) -> str | None:
         stats = self.stats()
-        is_broken = bool(stats.lost_device or stats.failed_self_test)
-        is_broken = is_broken or stats.consecutive_failures >= MAX_CONSECUTIVE_FAILURES
-        return self._thread.is_alive and not self._stalls.stalled and not is_broken
+        if (broken := stats.lost_device or stats.failed_self_test) is not None:
+            return broken
+        if not self._thread.is_alive:
+            return "the engine's thread does not run"
+        if self._stalls.stalled:
+            return str(self._stalls.error())
+        if (num_failures := stats.consecutive_failures) >= MAX_CONSECUTIVE_FAILURES:
+            return f"the last {num_failures} invocations have failed"
+        return None
+
+    async def until_lost(self) -> str:
+        """Wait until the engine is lost for good, which a new process alone can change; return the reason."""
+        await self._lost.wait()
+        assert self._loss is not None, "it is set first"
+        return self._loss
+
+    def last_dump(self, reason: str) -> LastLaunch | None:
+        """Write a dump of the loss, if none was written; return the launch at which the device stopped.
+
+        Blocks; may be called in any thread. Returns None without a flight recorder.
+        """
+        return None if self._dumps is None else self._dumps.write_last(reason)
 
     async def drain(self, timeout_s: float) -> None:
         await self._draining.drain(timeout_s)
@@ -182,11 +213,11 @@ class AsyncEngine:
     def _check_available(self, resumes: bool) -> None:
         if not self._thread.is_alive or self._thread.is_stopping:
             raise UnavailableError("the server is not taking requests: it is starting or shutting down")
-        self._draining.check(resumes)
         self._stalls.check_available()
         stats = self.stats()
         if (broken := stats.lost_device or stats.failed_self_test) is not None:
             raise UnavailableError(broken)
+        self._draining.check(resumes)
 
     def _send_abort(self, request_id: str, error: LlmError | None = None) -> None:
         self._thread.send(Abort(request_id, error))
@@ -200,9 +231,15 @@ class AsyncEngine:
         if self._dumps is not None:
             self._dumps.write_soon(reason)
 
+    def _lose(self, reason: str) -> None:
+        if self._loss is None:
+            self._loss = reason
+            self._lost.set()
+
     def _answer_dead(self) -> None:
         self._dump_soon("the engine's thread has ended")
-        self._requests.answer_all(UnavailableError("the engine has stopped; restart the server"))
+        self._lose("the engine's thread has ended")
+        self._requests.answer_all(UnavailableError("the engine has stopped; restart the server, then retry"))
         self._looks.end()
 
 

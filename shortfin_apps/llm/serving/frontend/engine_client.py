@@ -90,6 +90,11 @@ class EngineClient(Protocol):
         """True if the engine's thread is alive, its device works, and no step exceeds the stall timeout."""
         ...
 
+    @property
+    def problem(self) -> str | None:
+        """Why the engine is not healthy; None while it is."""
+        ...
+
     async def drain(self, timeout_s: float) -> None:
         """Stop admission and wait for all requests to end; abort the remaining ones at the timeout."""
         ...

@@ -60,6 +60,11 @@ class IdleTest(Protocol):
         """The fault found by the last run, or None."""
         ...
 
+    @property
+    def lost_device(self) -> str | None:
+        """Why the device is lost, if a run has found that it is."""
+        ...
+
     def notice_work(self) -> None:
         """Release a running test's resources: requests have arrived, or the thread ends. Never raises."""
         ...
@@ -76,8 +81,9 @@ class IdleTest(Protocol):
 class EngineThread:
     """Runs an Engine in a thread. Public members are for the event loop, private ones for the thread.
 
-    `on_deltas` is called in the event loop after each step, `on_death` in the event loop after a bug ended
-    the thread, and `on_close` in the thread itself, last. `idle_test` runs while the thread has no work.
+    `on_deltas` is called in the event loop after each step, `on_lost` there with the reason after each step
+    with a lost device, `on_death` there after a bug ended the thread, and `on_close` in the thread itself,
+    last. `idle_test` runs while the thread has no work.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class EngineThread:
         engine: Engine,
         *,
         on_deltas: Callable[[list[Delta]], None],
+        on_lost: Callable[[str], None] = lambda reason: None,
         on_death: Callable[[], None],
         on_close: Callable[[], None],
         clock: Callable[[], float],
@@ -93,6 +100,7 @@ class EngineThread:
         self._engine = engine
         self._idle_test = idle_test
         self._on_deltas = on_deltas
+        self._on_lost = on_lost
         self._on_death = on_death
         self._on_close = on_close
         self._clock = clock
@@ -159,6 +167,8 @@ class EngineThread:
             self._engine.count_self_test(self._idle_test.failure)
             self.stats = self._engine.stats()
         self.turn_began_s = None
+        if self._idle_test.lost_device is not None:
+            self._call_soon(self._on_lost, self._idle_test.lost_device)
         return False
 
     def _work(self) -> None:
@@ -171,6 +181,8 @@ class EngineThread:
         self.turn_began_s = None
         if deltas:
             self._call_soon(self._on_deltas, deltas)
+        if self.stats.lost_device is not None:
+            self._call_soon(self._on_lost, self.stats.lost_device)
 
     def _turn(self) -> list[Delta]:
         """Empty the inbox, run a step of the engine, and return the deltas."""

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from shortfin_apps.llm.contract.errors import (
     DeadlineExceededError,
+    DeviceLostError,
     InvalidRequestError,
     InvocationError,
     LlmError,
@@ -91,6 +92,7 @@ ANSWERS: tuple[tuple[type[Exception], Answer], ...] = (
     (UnavailableError, Answer(503, "service_unavailable_error", "UNAVAILABLE")),
     (DeadlineExceededError, Answer(408, "timeout_error", "DEADLINE_EXCEEDED")),
     (RequestAbortedError, Answer(499, "request_aborted", "CANCELLED")),
+    (DeviceLostError, Answer(503, "service_unavailable_error", "DEVICE_LOST")),
     (InvocationError, Answer(500, "server_error", "INVOCATION_FAILED")),
     (Exception, Answer(500, "server_error", "INTERNAL_ERROR")),
 )
@@ -151,7 +153,7 @@ def _headers(error: Exception) -> dict[str, str]:
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, OverloadedError):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-    if isinstance(error, UnavailableError):
+    if isinstance(error, UnavailableError | DeviceLostError):
         return {"Retry-After": str(math.ceil(RETRY_AFTER_LOADING_S))}
     return {}
 

@@ -18,15 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pydantic import SecretStr
-
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.contract.errors import LlmError
 from shortfin_apps.llm.serving.api.service import Service, carry_out
 from shortfin_apps.llm.serving.engine_link.remote_engine import RemoteEngine, wait_for_engine
 from shortfin_apps.llm.serving.frontend.metrics import ServerMetrics
 from shortfin_apps.llm.serving.server import logs
-from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.config import ServerConfig, plain
 from shortfin_apps.llm.serving.server.http_server import Server
 from shortfin_apps.llm.serving.server.model_loading import Loaded, load_tokenizer, open_artifact, served_model
 from shortfin_apps.llm.serving.server.service import make_service
@@ -56,7 +54,7 @@ class ApiProcessOptions:
     def to_json(self) -> bytes:
         """Serialise the options, including secrets."""
         return json.dumps(
-            [self.config.given, self.config.source, self.name, self.engine_pid, self.replaces], default=_plain
+            [self.config.given, self.config.source, self.name, self.engine_pid, self.replaces], default=plain
         ).encode()
 
     @classmethod
@@ -64,10 +62,6 @@ class ApiProcessOptions:
         settings, source, name, engine_pid, replaces = json.loads(text)
         config = replace(ServerConfig.of(settings), source=source)
         return cls(config=config, name=name, engine_pid=engine_pid, replaces=replaces)
-
-
-def _plain(value: object) -> str:
-    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
 def run(load: LoadFrontEnd) -> int:

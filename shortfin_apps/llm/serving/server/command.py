@@ -11,6 +11,7 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.cli import open_closed_streams
 from shortfin_apps.llm.console import visible
@@ -18,6 +19,10 @@ from shortfin_apps.llm.contract.errors import LlmError, file_problem
 from shortfin_apps.llm.serving.server import flags as server_flags
 from shortfin_apps.llm.serving.server import logs as server_logging
 from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted
+from shortfin_apps.llm.serving.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from shortfin_apps.llm.serving.server.life_signs import LifeSigns
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +33,17 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 DESCRIPTION = "Serves a model over HTTP: one that `shortfin-llm build` compiled, or a source, built first."
 
 
+RESTART_HELP = (
+    "start the server again, in a new process on the same port, when its GPU hangs or is lost; without this "
+    "flag it exits with status 75, for systemd or Kubernetes to start it again (docs/overload.md)"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     server_flags.add_arguments(parser)
+    # A flag of this command, not a setting: it is not the server that does it, but a process around it.
+    parser.add_argument("--restart-on-device-loss", action="store_true", help=RESTART_HELP)
+    parser.add_argument("--restart_on_device_loss", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
@@ -43,20 +57,33 @@ def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
     for note in notes:  # collected before the log was set up
         logger.warning(note)
     try:
-        config = fitted(built(config))
-        from shortfin_apps.llm.serving.server.serve import serve
-
-        return serve(config, listener)
-    except BuildFailed as failure:  # the build has already reported the reason
-        return failure.status
+        return _keep_serving(config, listener) if args.restart_on_device_loss else served(config, listener)
     finally:
         server_logging.flush()  # before the caller prints the reason for a failure
+
+
+def served(config: ServerConfig, listener: socket.socket | None, signs: LifeSigns | None = None) -> int:
+    """Build the model if it is a source, and serve it in this process; see `serve`. Raises LlmError."""
+    try:
+        config = fitted(built(config))  # it may load the GPU's driver, to know the chip
+    except BuildFailed as failure:  # the build has already reported the reason
+        return failure.status
+    from shortfin_apps.llm.serving.server.serve import serve
+
+    return serve(config, listener, signs)
+
+
+def _keep_serving(config: ServerConfig, listener: socket.socket | None) -> int:
+    from shortfin_apps.llm.serving.server.http_server import bind
+    from shortfin_apps.llm.serving.server.restarts import keep_serving
+
+    return keep_serving(config, listener or bind(config.http.host, config.http.port))
 
 
 def main(argv: Sequence[str] | None = None, listener: socket.socket | None = None) -> int:
     open_closed_streams()
     parser = argparse.ArgumentParser(prog="python -m shortfin_apps.llm.server", description=__doc__)
-    server_flags.add_arguments(parser)
+    add_arguments(parser)
     try:
         return run(parser.parse_args(argv), listener)
     except LlmError as error:

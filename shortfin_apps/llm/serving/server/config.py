@@ -117,6 +117,11 @@ class ServerConfig:
             yield "--kv-events-endpoint", "no pages are shared with `--prefix-cache none`"
 
 
+def plain(value: object) -> str:
+    """Return a setting's value as text for another process, secrets included; the `default` of json.dumps."""
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+
 SUBJECTS: dict[str, type] = {
     "model": ModelSettings,
     "http": HttpSettings,

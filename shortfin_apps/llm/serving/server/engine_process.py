@@ -19,6 +19,7 @@ from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.server.api_process import ApiProcessOptions
 from shortfin_apps.llm.serving.server.api_processes import ApiProcesses, api_process_command
 from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.device_loss import wind_up
 from shortfin_apps.llm.serving.server.flight_recorder import dump_at_signal
 from shortfin_apps.llm.serving.server.http_server import (
     GRACE_S,
@@ -56,13 +57,20 @@ class EngineProcess:
     ) -> None:
         self.failure: Exception | None = None  # why the server cannot serve
         self.force_exit = False
+        self.is_lost = False  # the engine is lost, and this process has to end
         self._config = config
         self._name = name
         self._load = load
         self._module = module
         self._engine: AsyncEngine | None = None
         self._engine_closed = True
+        self._losing: asyncio.Task[None] | None = None
         self._is_loading = False
+
+    @property
+    def serves(self) -> bool:
+        """Whether the model is loaded."""
+        return self._engine is not None
 
     @property
     def leaves_thread(self) -> bool:
@@ -95,12 +103,13 @@ class EngineProcess:
         """Serve until a signal. Raises errors that prevent serving."""
         await self._processes.start()
         self._is_loading = True
-        loaded = await self._unless_stopped(in_daemon_thread(self._load))
+        loaded = await self._unless_stopped(in_daemon_thread(self._load, "model loader"))
         if loaded is None:
             return
         self._is_loading = False
         self._engine = loaded.engine
         loaded.engine.start()
+        self._losing = asyncio.create_task(self._end_when_lost(loaded.engine))
         await self._unless_stopped(self._links.serve(loaded.engine, loaded.grammars))
         if not self._stopping.is_set():
             url = url_of([listener], self._config.http.ssl_certfile is not None)
@@ -124,8 +133,20 @@ class EngineProcess:
         drain_s = self._config.http.drain_delay + self._config.http.shutdown_timeout
         await self._processes.until_ended(drain_s + 3 * GRACE_S)
         self._links.close()
-        if self._engine is not None:
+        if self.is_lost and self._losing is not None and not self.force_exit:
+            await asyncio.wait({self._losing})
+        if self.is_lost:
+            self._engine_closed = False  # it may wait for its driver for ever
+        elif self._engine is not None:
             self._engine_closed = await close_engine(self._engine, lambda: self.force_exit)
+
+    async def _end_when_lost(self, engine: AsyncEngine) -> None:
+        reason = await engine.until_lost()
+        self.is_lost = True
+        await wind_up(engine, reason)
+        for _ in range(2):  # there is nothing to drain
+            self._processes.signal()
+        self._stopping.set()
 
     def _on_signal(self) -> None:
         self.force_exit = self._stopping.is_set()

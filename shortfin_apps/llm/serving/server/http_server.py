@@ -15,7 +15,9 @@ import uvicorn
 
 from shortfin_apps.llm.serving.api.app import create_app, refusal
 from shortfin_apps.llm.serving.api.service import Service
+from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.serving.server.device_loss import wind_up
 from shortfin_apps.llm.serving.server.flight_recorder import dump_at_signal
 from shortfin_apps.llm.serving.server.keys import key_ring
 from shortfin_apps.llm.serving.server.model_loading import Loaded, RunningEngine
@@ -53,6 +55,7 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(http_config(config, service))
         self.failure: Exception | None = None  # why the model could not be loaded
+        self.is_lost = False  # the engine is lost, and this process has to end
         self._drain_delay_s = config.http.drain_delay
         self._handshake_timeout_s = config.http.read_timeout
         self._shutdown_timeout_s = config.http.shutdown_timeout
@@ -64,6 +67,12 @@ class Server(uvicorn.Server):
         self._loading: asyncio.Task[None] | None = None
         self._engine: RunningEngine | None = None
         self._engine_closed = True
+        self._losing: asyncio.Task[None] | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether the model is loaded."""
+        return self._engine is not None
 
     @property
     def leaves_thread(self) -> bool:
@@ -108,7 +117,11 @@ class Server(uvicorn.Server):
             stopping.cancel()
             await asyncio.gather(stopping, return_exceptions=True)
             self._close_port(sockets)
-        if self._engine is not None:
+        if self.is_lost and self._losing is not None and not self.force_exit:
+            await asyncio.wait({self._losing})
+        if self.is_lost:
+            self._engine_closed = False  # it may wait for its driver for ever
+        elif self._engine is not None:
             self._engine_closed = await close_engine(self._engine, lambda: self.force_exit)
         await self._abort_connections()
         if not stopping.cancelled():
@@ -118,9 +131,9 @@ class Server(uvicorn.Server):
         """Drain with the port still open, so that new clients get a 503 instead of a refused connection."""
         self._service.stopping = True
         if self._engine is not None:
-            if self._announces:
+            if self._announces and not self.is_lost:
                 logger.info(STOPPING)
-            await asyncio.sleep(self._drain_delay_s)
+            await asyncio.sleep(0 if self.is_lost else self._drain_delay_s)
         clock = asyncio.get_running_loop().time
         give_up_s = clock() + self._shutdown_timeout_s + GRACE_S
         await self._drain()
@@ -158,17 +171,25 @@ class Server(uvicorn.Server):
 
     async def _load_in_background(self, sockets: Sequence[socket.socket]) -> None:
         try:
-            loaded = await in_daemon_thread(self._load)
+            loaded = await in_daemon_thread(self._load, "model loader")
             loaded.engine.start()
         except Exception as error:
             self.failure, self.should_exit = error, True
             return
         self._engine = loaded.engine
+        if isinstance(loaded.engine, AsyncEngine):
+            self._losing = asyncio.create_task(self._end_when_lost(loaded.engine))
         self._service.serve(loaded.model)
         if self._announces:
             url = url_of(sockets, self.config.is_ssl)
             has_chat = loaded.model.generator.tokenizer.has_chat_template
             announce(self._service.name, url, has_chat=has_chat, logs_json=self._logs_json)
+
+    async def _end_when_lost(self, engine: AsyncEngine) -> None:
+        reason = await engine.until_lost()
+        self.is_lost = True
+        await wind_up(engine, reason)
+        self.should_exit = True
 
 
 async def close_engine(engine: RunningEngine, is_forced: Callable[[], bool]) -> bool:

@@ -23,6 +23,7 @@ from shortfin_apps.llm.serving.server.http_server import (
     url_of,
     warn_if_open,
 )
+from shortfin_apps.llm.serving.server.life_signs import LifeSigns
 from shortfin_apps.llm.serving.server.model_loading import (
     check_address_space,
     load_engine,
@@ -32,6 +33,7 @@ from shortfin_apps.llm.serving.server.model_loading import (
 )
 from shortfin_apps.llm.serving.server.service import make_service
 from shortfin_apps.llm.serving.server.start_up import (
+    EXIT_DEVICE_LOST,
     allow_open_files,
     exit_status_of,
     exit_with_thread,
@@ -41,10 +43,10 @@ from shortfin_apps.llm.serving.server.start_up import (
 logger = logging.getLogger(__name__)
 
 
-def serve(config: ServerConfig, listener: socket.socket | None = None) -> int:
+def serve(config: ServerConfig, listener: socket.socket | None = None, signs: LifeSigns | None = None) -> int:
     """Serve until a signal; return the exit status. Raises LlmError if the server cannot start.
 
-    `listener` is a bound socket to use instead of the settings' address.
+    `listener` is a bound socket to use instead of the settings' address; `signs` reports to a supervisor.
     """
     logs.quieten_uvicorn(config.http.log_level)
     artifact, draft = open_artifact(config), open_draft(config)
@@ -65,10 +67,14 @@ def serve(config: ServerConfig, listener: socket.socket | None = None) -> int:
     sock = listener or bind(config.http.host, config.http.port)
     sock.listen(BACKLOG)
     logger.info("listening on %s, loading %s", url_of([sock], config.http.ssl_certfile is not None), name)
+    if signs is not None:
+        signs.start(lambda: server.serves)
     server.run(sockets=[sock])
-    if not server.force_exit:
+    if not (server.force_exit or server.is_lost):
         service.close()
-    status = exit_status_of(server.failure, was_forced=server.force_exit)
-    if server.leaves_thread:
+    status = exit_status_of(server.failure, was_forced=server.force_exit, is_lost=server.is_lost)
+    if signs is not None and status == EXIT_DEVICE_LOST:
+        signs.tell_loss()
+    if server.leaves_thread or status == EXIT_DEVICE_LOST:
         exit_with_thread(status)
     return status

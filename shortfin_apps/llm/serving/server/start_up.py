@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from shortfin_apps.llm.console import PlainConsole, visible
-from shortfin_apps.llm.contract.errors import LlmError
+from shortfin_apps.llm.contract.errors import DeviceLostError, LlmError, OutOfDeviceMemoryError
 from shortfin_apps.llm.serving.server.config import ServerConfigError
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-async def in_daemon_thread(function: Callable[[], T]) -> T:
+async def in_daemon_thread(function: Callable[[], T], name: str) -> T:
     """Run `function` in a daemon thread and return its result.
 
     With an executor's thread, the process could not exit before the thread has ended.
@@ -41,7 +41,7 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=work, name="model loader", daemon=True).start()
+    threading.Thread(target=work, name=name, daemon=True).start()
     return await asyncio.wrap_future(future)
 
 
@@ -117,12 +117,23 @@ def _banner(name: str, url: str, has_chat: bool) -> str:
 
 
 EXIT_OK, EXIT_FAILED = 0, 1
+EXIT_DEVICE_LOST = 75  # EX_TEMPFAIL of sysexits.h: start the server again
 # Parts of error messages of Python's threads, IREE's threads and IREE's allocators.
 OUT_OF_MEMORY_MESSAGES = ("can't start new thread", "thread creation failed", "RESOURCE_EXHAUSTED")
 
 
-def exit_status_of(failure: Exception | None, *, was_forced: bool) -> int:
-    """Return a stopped server's exit status; `failure` is why its model was not loaded. Raises LlmError."""
+def exit_status_of(failure: Exception | None, *, was_forced: bool, is_lost: bool = False) -> int:
+    """Return a stopped server's exit status. Raises LlmError.
+
+    `failure` is why its model was not loaded; `is_lost`, that its engine was lost.
+    """
+    if is_lost:
+        return EXIT_DEVICE_LOST
+    if isinstance(failure, DeviceLostError) and not isinstance(failure, OutOfDeviceMemoryError):
+        logger.critical(
+            "the device was lost at the start: %s; exiting with status %d", failure, EXIT_DEVICE_LOST
+        )
+        return EXIT_DEVICE_LOST
     if failure is None:
         return EXIT_FAILED if was_forced else EXIT_OK
     if isinstance(failure, LlmError):

@@ -32,6 +32,7 @@ def about(dump: Dump) -> dict[str, Any]:
         "seconds": round(header.written_s - first_s, 3),
         "requests": len(dump.recording.requests),
         **kinds,
+        "last_launch": None if header.last_launch is None else header.last_launch.to_dict(),
         "is_whole": dump.is_whole,
     }
 
@@ -80,6 +81,11 @@ def print_dump(console: Console, dump: Dump) -> None:
         f"{facts['unfinished']} had not ended; reason: {facts['reason']}",
         highlight=False,
     )
+    if (last := dump.header.last_launch) is not None and last.state != "done":
+        console.print(
+            f"the device stopped at record {last.number}: {last}; {last.num_queued} were queued after it",
+            highlight=False,
+        )
     if not dump.is_whole:
         console.print("the dump was cut off: what follows is a part of it", highlight=False)
 

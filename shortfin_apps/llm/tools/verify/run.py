@@ -21,7 +21,7 @@ from shortfin_apps.llm.components.self_test import report
 from shortfin_apps.llm.components.self_test.locate import Location, Locator
 from shortfin_apps.llm.components.self_test.self_test import EntryFailure, Outcome, SelfTest
 from shortfin_apps.llm.contract.config import ModelConfig
-from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError
 from shortfin_apps.llm.contract.host_gpu import HostGpu
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 
@@ -149,7 +149,7 @@ def _tested(
                 location=locator.locate_first(failures, outcome),
                 differing_bits=tuple(outcome.differing_bits()),
             )
-    except ArtifactError as error:
+    except (ArtifactError, DeviceLostError) as error:
         return ProgramResult(program=name, device=kind, problem=str(error))
 
 
