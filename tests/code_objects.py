@@ -16,9 +16,9 @@ from shortfin_apps.llm.contract.gpu_code.code_object import code_objects_in
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.conftest import BuildTiny
 
-CHIPS = ("gfx942", "gfx950", "gfx1100", "gfx1201")
+CHIPS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 # LLVM 19 is the first that knows gfx1201; it does not know gfx950.
-DISASSEMBLED = ("gfx942", "gfx1100", "gfx1201")
+DISASSEMBLED = ("gfx90a", "gfx942", "gfx1100", "gfx1201")
 
 _LINE = re.compile(r"\t(\S+)[ \t]*(.*?)\s*// ([0-9A-F]{12}): ((?:[0-9A-F]{8} ?)+)")
 _ENCODINGS = re.compile(r"(_e32|_e64|_dpp|_sdwa)+$")

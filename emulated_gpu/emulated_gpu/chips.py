@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from emulated_gpu.machine_code.formats import InstructionSet
+from emulated_gpu.machine_code.formats import InstructionSet, is_cdna
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,16 @@ class Chip:
 
     @property
     def generation(self) -> int:
-        """GFX architecture: 9 (CDNA 3 and 4), 11 (RDNA 3 and 3.5), 12 (RDNA 4)."""
-        return {"cdna": 9, "rdna3": 11, "rdna4": 12}[self.instruction_set]
+        """GFX architecture: 9 (CDNA), 11 (RDNA 3 and 3.5), 12 (RDNA 4)."""
+        return {"cdna2": 9, "cdna": 9, "rdna3": 11, "rdna4": 12}[self.instruction_set]
 
     @property
     def has_accumulation_registers(self) -> bool:
+        return is_cdna(self.instruction_set)
+
+    @property
+    def writes_back(self) -> bool:
+        """Whether the device sees a store only after an L2 cache was written back, as it has several."""
         return self.instruction_set == "cdna"
 
 
@@ -33,6 +38,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         chip.name: chip
         for chip in (
+            Chip("gfx90a", 0x3F, "cdna2", 64),
             Chip("gfx942", 0x4C, "cdna", 64),
             Chip("gfx950", 0x4F, "cdna", 64, 160 << 10),
             Chip("gfx1100", 0x41, "rdna3", 32),

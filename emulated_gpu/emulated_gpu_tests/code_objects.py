@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgpack
 
-MACHINES = {"gfx942": 0x4C, "gfx950": 0x4F, "gfx1100": 0x41, "gfx1201": 0x4E}
+MACHINES = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F, "gfx1100": 0x41, "gfx1201": 0x4E}
 KERNARG_POINTER = 1 << 3  # ENABLE_SGPR_KERNARG_SEGMENT_PTR: s[0:1]
 WAVE32 = 1 << 10
 # Other values in user SGPRs, before and after the kernarg pointer: their number of SGPRs, by bit:

@@ -207,6 +207,9 @@ def test_matmul(kernels: Kernels, type_: str, shape: tuple[int, int, int]) -> No
         a, b = (draw(size).astype(dtype) for size in ((m, k), (k, n)))
     (result,) = kernels.run(matmul_name(type_, shape), a, b)
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    if kernels.chip == "gfx90a" and type_ == "f16":  # its matrix operations take denormals for zeros
+        for each in (wide_a, wide_b):
+            each[np.abs(each) < 2.0**-14] = 0
     error = np.abs(result - wide_a @ wide_b)
     assert (error <= ROUNDING[type_] * (np.abs(wide_a) @ np.abs(wide_b))).all()
 

@@ -82,7 +82,7 @@ def test_a_process_gets_the_devices_it_was_given() -> None:
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        *(("EMULATED_GPU_CHIP", "gfx90a"), ("EMULATED_GPU_DEVICES", "many"), ("EMULATED_GPU_ORDER", "early")),
+        *(("EMULATED_GPU_CHIP", "gfx908"), ("EMULATED_GPU_DEVICES", "many"), ("EMULATED_GPU_ORDER", "early")),
         *(("EMULATED_GPU_FAULTS", "explode"), ("EMULATED_GPU_MEMORY", "4G")),
     ],
 )

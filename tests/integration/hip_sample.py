@@ -1,4 +1,4 @@
-"""Prefills and decodes of `random:tiny` on an emulated gfx942, against the CPU's tokens.
+"""Prefills and decodes of `random:tiny` on emulated GPUs, against the CPU's tokens.
 
     python -m tests.integration.hip_sample FOLDER
 
@@ -19,7 +19,7 @@ from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.hip import EmulatedGpus
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 
-CHIP = "gfx942"
+CHIPS = ("gfx90a", "gfx942")  # `make check` has the others
 TOLERANCE = 0.1  # both are rounded to bf16, at other places
 MAX_TOKENS = 6
 PROMPTS = [[(7 * index + 3 * length) % 250 for index in range(length)] for length in (1, 16, 63, 130)]
@@ -33,11 +33,12 @@ def tokens_of(artifact: Artifact, options: EngineSettings) -> list[Continuation]
 
 def main(folder: Path) -> None:
     expected = tokens_of(build("random:tiny", folder / "cpu", SIZES, QuietProgress()), EngineSettings())
-    for_gpu = replace(SIZES, device=f"hip:{CHIP}")
-    artifact = build("random:tiny", folder / "gpu", for_gpu, QuietProgress())
-    with EmulatedGpus().watch(CHIP):
-        got = tokens_of(artifact, EngineSettings(device="hip"))
-    assert_all_same(expected, got, TOLERANCE, MAX_TOKENS)
+    gpus = EmulatedGpus()
+    for chip in CHIPS:
+        artifact = build("random:tiny", folder / chip, replace(SIZES, device=f"hip:{chip}"), QuietProgress())
+        with gpus.watch(chip):
+            got = tokens_of(artifact, EngineSettings(device="hip"))
+        assert_all_same(expected, got, TOLERANCE, MAX_TOKENS)
 
 
 if __name__ == "__main__":

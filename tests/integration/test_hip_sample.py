@@ -15,7 +15,7 @@ needs_gcc = pytest.mark.skipif(
 
 @needs_gcc
 @pytest.mark.timeout(600)
-def test_an_emulated_gpu_prefills_and_decodes_the_tokens_of_the_cpu(tmp_path: Path) -> None:
+def test_emulated_gpus_prefill_and_decode_the_tokens_of_the_cpu(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.integration.hip_sample", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ from emulated_gpu.machine_code.formats import (
     OperandType,
     Operation,
     formats_of,
+    is_cdna,
 )
 
 _LITERAL = 255
@@ -82,7 +83,7 @@ def _layout(each: Format, operation: Operation, instruction_set: InstructionSet,
     plain = each.layouts[""]
     sources = [two >> low & mask for low, mask in each.sources]
     if sources and each.has_lane_modifiers:
-        modifiers = _MODIFIERS if instruction_set == "cdna" else _RDNA_MODIFIERS
+        modifiers = _MODIFIERS if is_cdna(instruction_set) else _RDNA_MODIFIERS
         modified = each.layouts.get(modifiers.get(sources[0], ""), plain)
         if modified is not plain:
             return modified

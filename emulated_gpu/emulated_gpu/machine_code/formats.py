@@ -20,8 +20,10 @@ from typing import Any, Literal
 
 from tinygrad.renderer.amd.dsl import FixedBitField, Inst
 
-# tinygrad's tables of RDNA 3 include the instructions that RDNA 3.5 adds.
-InstructionSet = Literal["cdna", "rdna3", "rdna4"]
+from emulated_gpu.machine_code import cdna2
+
+# tinygrad's tables of RDNA 3 include the instructions that RDNA 3.5 adds. "cdna": CDNA 3 and 4.
+InstructionSet = Literal["cdna2", "cdna", "rdna3", "rdna4"]
 
 # If a format has both SDWA variants, the last one, SDWA, is used. VOPC has only SDWA_SDST.
 MODIFIERS = ("LIT", "DPP16", "DPP8", "SDWA_SDST", "SDWA")
@@ -89,6 +91,11 @@ class Format:
         return self.name.startswith(("VOP1", "VOP2", "VOP3", "VOPC"))
 
 
+def is_cdna(instruction_set: InstructionSet) -> bool:
+    """Return whether it is one of CDNA's, which have most encodings in common."""
+    return instruction_set in ("cdna2", "cdna")
+
+
 @cache
 def dual_operations(instruction_set: InstructionSet) -> Mapping[int, Operation]:
     """Return the operations that can be halves of dual instructions (VOPD), by opcode."""
@@ -98,7 +105,8 @@ def dual_operations(instruction_set: InstructionSet) -> Mapping[int, Operation]:
 @cache
 def formats_of(instruction_set: InstructionSet) -> tuple[tuple[Format, ...], ...]:
     """Return the possible formats for each value of the first word's upper 9 bits, most fixed bits first."""
-    formats = sorted(map(_with_xf32, _formats(instruction_set)), key=_precedence)
+    adapted = _as_cdna2 if instruction_set == "cdna2" else _with_xf32
+    formats = sorted(map(adapted, _formats(instruction_set)), key=_precedence)
     return tuple(tuple(_candidates(formats, upper)) for upper in range(512))
 
 
@@ -131,6 +139,36 @@ def _xf32(shape: str, num_sums: int) -> Operation:
 _XF32 = {62: _xf32("16x16x8", 4), 63: _xf32("32x32x4", 16)}
 
 
+def _as_cdna2(each: Format) -> Format:
+    operations = {
+        code: operation
+        for code, operation in each.operations.items()
+        if each.name not in cdna2.ABSENT_FORMATS and not cdna2.ABSENT.fullmatch(operation.name)
+    }
+    by_name = {operation.name: operation for operation in each.operations.values()}
+    added = cdna2.ADDED.get(each.name, {}).items()
+    operations |= {code: replace(by_name[twin], name=name) for code, (name, twin) in added}
+    if each.name == "MUBUF":
+        operations |= {code: Operation(name, {}, False) for code, name in cdna2.CACHE_OPERATIONS.items()}
+    elif each.name == "VOP3P_MFMA":
+        operations = {code: _cdna2_matrix(*row) for code, row in cdna2.MATRIX.items()}
+    layouts = {modifier: _with_cdna2_fields(layout) for modifier, layout in each.layouts.items()}
+    return replace(each, operations=operations, layouts=layouts)
+
+
+def _cdna2_matrix(canonical: str, factor_dwords: int, sum_dwords: int, suffix: str) -> Operation:
+    _, _, sum_format, *_, factor_format = canonical.upper().split("_")
+    factors = OperandType(32 * factor_dwords, factor_format, "SRC_VGPR_OR_ACCVGPR")
+    sums = OperandType(32 * sum_dwords, sum_format, "VGPR_OR_ACCVGPR")
+    operands = {"src0": factors, "src1": factors, "src2": sums, "vdst": sums}
+    return Operation(cdna2.spelled(canonical, suffix), MappingProxyType(operands), needs_literal=False)
+
+
+def _with_cdna2_fields(layout: Layout) -> Layout:
+    fields = tuple((cdna2.FIELDS.get(name, name), low, mask) for name, low, mask in layout.fields)
+    return replace(layout, fields=fields)
+
+
 def _precedence(each: Format) -> tuple[int, bool]:
     """Return the sort key of a format: most fixed bits first; for equal numbers, `_SDST` formats first.
 
@@ -147,8 +185,9 @@ def _candidates(formats: list[Format], upper: int) -> Iterator[Format]:
 
 
 def _formats(instruction_set: InstructionSet) -> Iterator[Format]:
-    module = importlib.import_module(f"tinygrad.runtime.autogen.amd.{instruction_set}.ins")
-    operands = importlib.import_module(f"tinygrad.runtime.autogen.amd.{instruction_set}.operands").OPERANDS
+    folder = f"tinygrad.runtime.autogen.amd.{'cdna' if is_cdna(instruction_set) else instruction_set}"
+    module = importlib.import_module(f"{folder}.ins")
+    operands = importlib.import_module(f"{folder}.operands").OPERANDS
     classes = {
         name: value
         for name, value in vars(module).items()

@@ -61,7 +61,7 @@ def make_explicit(record: Record, shape: Shape, machine: Machine) -> None:
 
 def _make_comparison_explicit(record: Record, shape: Shape, machine: Machine) -> None:
     """Make EXEC the destination of v_cmpx. On CDNA, `dst2` is the lane mask that v_cmp would write."""
-    if machine.instruction_set == "cdna":
+    if machine.is_cdna:
         _make_scalar_destination_explicit(record, shape, machine)
         record.dst2 = record.dst
     record.dst = lane_mask(EXEC, machine)

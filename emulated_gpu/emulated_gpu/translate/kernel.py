@@ -34,7 +34,7 @@ def translate(code_object: CodeObject) -> list[KernelProgram]:
 
 def _program(kernel: Kernel, chip: Chip) -> KernelProgram:
     records = translate_kernel(kernel, Machine(chip.name, chip.instruction_set, kernel.lanes))
-    return KernelProgram(kernel, chip.generation, records)
+    return KernelProgram(kernel, chip.generation, chip.writes_back, records)
 
 
 def translate_kernel(kernel: Kernel, machine: Machine) -> list[Record]:

@@ -18,15 +18,19 @@ _CACHES = ("s_dcache_", "s_gl1_inv", "s_prefetch_", "s_atc_probe", "global_wb")
 # Which caches an instruction invalidates: 1 for those that compute units share, 2 for a compute unit's own.
 _INVALIDATED = {
     "buffer_inv": 3,
+    "buffer_wbinvl1": 3,
+    "buffer_wbinvl1_vol": 3,
     "buffer_gl1_inv": 1,
     "buffer_gl0_inv": 2,
     "global_inv": 3,
     "global_wbinv": 3,
 }
+_WITHOUT_SCOPE = ("buffer_gl", "buffer_wbinvl1")
 _DEVICE_SCOPE = 2  # RDNA 4: of the device; 0 is of a compute unit, 1 of a shader engine, 3 of the system
 _CLOCKS = ("s_memtime", "s_memrealtime")
-_NO_SCALAR_ADDRESS = {"cdna": 127, "rdna3": 124, "rdna4": 124}
+_NO_SCALAR_ADDRESS = {"cdna2": 127, "cdna": 127, "rdna3": 124, "rdna4": 124}
 _OFFSET_BITS = {
+    "cdna2": {"FLAT": (12, False), "GLOBAL": (13, True)},
     "cdna": {"FLAT": (12, False), "GLOBAL": (13, True), "SCRATCH": (13, True)},
     "rdna3": {"FLAT": (12, False), "GLOBAL": (13, True), "SCRATCH": (13, True)},
     "rdna4": {"FLAT": (24, True), "GLOBAL": (24, True), "SCRATCH": (24, True)},
@@ -43,7 +47,8 @@ def memory(shape: Shape, machine: Machine) -> Record:
     """
     if shape.mnemonic == "buffer_wbl2" and _is_for_device(shape):
         return Record("cache_write_back", Class.STORE)
-    if shape.mnemonic in _INVALIDATED and (shape.mnemonic.startswith("buffer_gl") or _is_for_device(shape)):
+    has_no_scope = shape.mnemonic.startswith(_WITHOUT_SCOPE)
+    if shape.mnemonic in _INVALIDATED and (has_no_scope or _is_for_device(shape)):
         return Record("cache_invalidate", Class.WAIT, offset=_INVALIDATED[shape.mnemonic])
     if shape.mnemonic.startswith((*_CACHES, *_INVALIDATED, "buffer_wbl2")):
         return Record("s_nop", Class.WAIT)
@@ -91,7 +96,7 @@ def _scalar_load(shape: Shape, machine: Machine) -> Record:
 
 def _scalar_offset(fields: Mapping[str, int], machine: Machine) -> tuple[Operand, int]:
     """Return the register and the constant byte offset that are both added to a scalar load's base."""
-    if machine.instruction_set == "cdna":
+    if machine.is_cdna:
         register = scalar(fields["soffset"], 1, machine) if fields["soffset_en"] else NOTHING
         if not fields["imm"] and not fields["soffset_en"]:
             return scalar(fields["offset"] & 0x7F, 1, machine), 0
@@ -169,7 +174,7 @@ def _returns(shape: Shape) -> bool:
 
 
 def _is_for_device(shape: Shape) -> bool:
-    """Whether all compute units see an access. RDNA 3 has a bit for this on loads alone."""
+    """Whether all compute units see an access. CDNA 2 and RDNA 3 have a bit for this on loads alone."""
     fields = shape.fields
     if "scope" in fields:
         return fields["scope"] >= _DEVICE_SCOPE

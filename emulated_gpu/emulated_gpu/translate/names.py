@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from emulated_gpu.machine_code.cdna2 import CANONICAL_NAMES
+
 # Canonical names by mnemonic, after _RULES have been applied (which, for example, remove `_num`).
 _RENAMED = {
+    **CANONICAL_NAMES,
     "v_accvgpr_read_b32": "v_mov_b32",
     "v_accvgpr_write_b32": "v_mov_b32",
     "v_accvgpr_mov_b32": "v_mov_b32",
@@ -52,7 +55,6 @@ _RULES = (
     (re.compile(r"^([vs]_\w*(?:max|min|max3|min3|med3|maxmin|minmax))_num_"), r"\1_"),
     (re.compile(r"^s_(and|or)_not1_"), r"s_\1n2_"),
     (re.compile(r"^s_(and|or)_not0_"), r"s_\1n1_"),
-    (re.compile(r"^(v_mfma_\w+)_1k$"), r"\1"),
 )
 
 

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from functools import cache
 
-from emulated_gpu.machine_code.formats import InstructionSet, OperandType
+from emulated_gpu.machine_code.formats import InstructionSet, OperandType, is_cdna
 from emulated_gpu.translate.program import FIRST_ACCUMULATION_REGISTER, NOTHING, Operand, OperandKind
 
 VCC = 106
@@ -36,6 +36,10 @@ class Machine:
     chip: str
     instruction_set: InstructionSet
     lanes: int
+
+    @property
+    def is_cdna(self) -> bool:
+        return is_cdna(self.instruction_set)
 
     @property
     def mask_dwords(self) -> int:
@@ -64,7 +68,7 @@ def constant(value: int, dwords: int = 1) -> Operand:
 
 def scalar(code: int, dwords: int, machine: Machine) -> Operand:
     """Return the operand of `dwords` scalar registers from the 7-bit `code` on; NOTHING for RDNA's null."""
-    if machine.instruction_set != "cdna":
+    if not machine.is_cdna:
         if code == _NULL:
             return NOTHING
         code = M0 if code == _NULL + 1 else code

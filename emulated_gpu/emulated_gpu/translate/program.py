@@ -12,7 +12,7 @@ from emulated_gpu.machine_code.code_object import Kernel
 MAGIC = b"WAVEPRG1"
 RECORD_BYTES = 128
 
-_HEADER = struct.Struct("<QBBHIIIIIIHHHHHHHII")
+_HEADER = struct.Struct("<QBBBHIIIIIIHHHHHHHII")
 _ARGUMENT = struct.Struct("<HHB")
 _START = struct.Struct("<IHBB")
 _OPERAND = struct.Struct("<BBHQ")
@@ -130,10 +130,11 @@ class Record:
 
 @dataclass(frozen=True)
 class KernelProgram:
-    """A kernel and the records to which it was translated. `generation` is the chip's."""
+    """A kernel and the records to which it was translated. `generation` and `writes_back` are the chip's."""
 
     kernel: Kernel
     generation: int
+    writes_back: bool
     records: list[Record]
 
 
@@ -174,7 +175,7 @@ def _kernel(each: KernelProgram, numbers: dict[str, int]) -> Iterator[bytes]:
     name = kernel.name.encode()
     yield struct.pack("<H", len(name)) + name
     yield _HEADER.pack(
-        *(kernel.entry, kernel.lanes, each.generation, len(kernel.arguments)),
+        *(kernel.entry, kernel.lanes, each.generation, each.writes_back, len(kernel.arguments)),
         *(descriptor.kernarg_bytes, descriptor.lds_bytes, descriptor.scratch_bytes),
         *(descriptor.rsrc1, descriptor.rsrc2, descriptor.rsrc3, descriptor.properties, descriptor.preload),
         *(kernel.num_vgprs, kernel.num_agprs, kernel.num_sgprs),

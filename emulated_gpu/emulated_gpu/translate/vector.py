@@ -1,6 +1,7 @@
 """Translates vector instructions to records with explicit operands and canonical names.
 
 Names of operations on CDNA 3's 8-bit floats, which have no infinity and no negative zero, end in `_fnuz`.
+Names of CDNA 2's matrix operations on 16-bit floats, which flush denormals to zero, end in `_flush`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ def vector(shape: Shape, machine: Machine) -> Record:
     record = Record(name, class_of(name), dst=_destination(shape, machine), sources=_sources(shape, machine))
     _set_modifiers(record, shape)
     apply_lane_modifiers(record, shape, machine)
-    if machine.instruction_set != "cdna" and shape.format in _SHORT:
+    if not machine.is_cdna and shape.format in _SHORT:
         _select_halves(record, shape)
     make_explicit(record, shape, machine)
     if machine.chip == "gfx942" and ("fp8" in name or "bf8" in name):
         record.operation += "_fnuz"
+    elif machine.instruction_set == "cdna2" and name.startswith("v_mfma_") and name.endswith("f16"):
+        record.operation += "_flush"
     return record
 
 

@@ -39,7 +39,7 @@ def _stores(mnemonic: str, immediate: int) -> int | None:
 
 def _counts(mnemonic: str, immediate: int, machine: Machine) -> tuple[int, int, int] | None:
     match mnemonic:
-        case "s_waitcnt" if machine.instruction_set == "cdna":
+        case "s_waitcnt" if machine.is_cdna:
             loads = immediate & 15 | immediate >> 14 << 4
             return _limit(loads, 63), _limit(immediate >> 8 & 15, 15), _ANY
         case "s_waitcnt":

@@ -132,7 +132,24 @@ static uint64_t load(wave_t *w, const instruction_t *i, moved_t *data) {
   return lanes;
 }
 
+// Whether the resource is the one of scratch (group.c), of which each lane then accesses its own bytes.
+static bool is_scratch(const wave_t *w, const instruction_t *i) {
+  const uint32_t *word = &w->s[i->operand[SRC1].index];
+  return !word[0] && !(word[1] & 0xffff) && word[3] >> 23 & 1;
+}
+static instruction_t of_scratch(wave_t *w, const instruction_t *i) {
+  instruction_t out = *i;
+  for (unsigned n = 0; n < 4; n++) note_scalar(w, i->operand[SRC1].index + n);
+  out.operand[SRC1] = i->operand[SRC3];
+  return out;
+}
+
 static void buffer_load(wave_t *w, const instruction_t *i) {
+  if (is_scratch(w, i)) {
+    const instruction_t scratch = of_scratch(w, i);
+    scratch_load(w, &scratch);
+    return;
+  }
   moved_t data;
   load(w, i, &data);
   write_moved(w, i, 0, &data);
@@ -145,6 +162,11 @@ static void buffer_load_lds(wave_t *w, const instruction_t *i) {
 }
 
 static void buffer_store(wave_t *w, const instruction_t *i) {
+  if (is_scratch(w, i)) {
+    const instruction_t scratch = of_scratch(w, i);
+    scratch_store(w, &scratch);
+    return;
+  }
   lanes64_t address;
   lanes32_t in_range;
   moved_t data;

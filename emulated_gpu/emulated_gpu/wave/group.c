@@ -43,6 +43,12 @@ static void set_sgpr(wave_t *w, unsigned n, uint32_t value) {
   w->s_defined[n] = 1;
 }
 
+// The buffer resource through which CDNA 2 accesses scratch: of address 0, with one element for each lane.
+static void set_scratch_resource(wave_t *w, unsigned n) {
+  const uint32_t words[] = {0, 1u << 31, ~0u, 1u << 23};  // swizzled; all records; adds the lane's number
+  for (unsigned j = 0; j < 4; j++) set_sgpr(w, n + j, words[j]);
+}
+
 // Sets the initial SGPRs: user SGPRs in the order of the kernel descriptor's bits, then preloaded arguments,
 // then system SGPRs (LLVM, "User Guide for AMDGPU Backend": Initial Kernel Execution State).
 static void set_sgprs(wave_t *w, const kernel_header_t *h, const launch_t *l, const uint32_t id[3]) {
@@ -50,6 +56,7 @@ static void set_sgprs(wave_t *w, const kernel_header_t *h, const launch_t *l, co
   unsigned n = 0;
   for (unsigned bit = 0; bit < 7; bit++) {
     if (!(h->properties >> bit & 1)) continue;
+    if (bit == 0) set_scratch_resource(w, n);
     if (bit == 3) {
       set_sgpr(w, n, (uint32_t)(uintptr_t)l->kernarg);
       set_sgpr(w, n + 1, (uint32_t)((uintptr_t)l->kernarg >> 32));
@@ -67,6 +74,7 @@ static void set_sgprs(wave_t *w, const kernel_header_t *h, const launch_t *l, co
   }
   for (unsigned d = 0; d < 3; d++)
     if (h->rsrc2 >> (7 + d) & 1) set_sgpr(w, n++, id[d]);
+  if (h->properties & 1) set_sgpr(w, n + (h->rsrc2 >> 10 & 1), 0);  // the wave's offset from the resource's address
 }
 
 static void set_lanes(wave_t *w, const launch_t *l, uint32_t lanes) {

@@ -1,9 +1,9 @@
 // Checks order between the workgroups of a launch (group_order.h), as a data race detector with vector clocks does.
 //
-// A store is released if it has completed, on CDNA the L2 cache was written back since, and then an atomic or a
+// A store is released if it has completed, on CDNA 3 and 4 an L2 cache was written back since, and then an atomic or a
 // store for the device publishes this at an address. A load acquires if a load or an atomic for the device has
 // seen that address, has returned, and then caches are invalidated. Source: LLVM, "User Guide for AMDGPU
-// Backend", memory models of GFX942, GFX10-GFX11 and GFX12, at agent scope.
+// Backend", memory models of GFX90A, GFX942, GFX10-GFX11 and GFX12, at agent scope.
 #include "group_order.h"
 
 #include <pthread.h>
@@ -91,7 +91,7 @@ static uint32_t completed_until(const wave_t *w, uint32_t n) {
 
 // Up to which number the stores of wave `n` are visible to the device.
 static uint32_t released_until(const wave_t *w, uint32_t n) {
-  if (!counts_stores_with_loads(w->group->kernel)) return completed_until(w, n);
+  if (!w->group->kernel->header.writes_back) return completed_until(w, n);
   return larger(order_of(w)->written_back[n], w->group->order->written_back[n]);
 }
 
@@ -125,11 +125,12 @@ static void observe(wave_t *w, const view_t *published) {
 static bool is_atomic(const instruction_t *i) { return i->class == CLASS_ATOMIC; }
 static bool is_store(const instruction_t *i) { return i->class == CLASS_STORE; }
 
-// Whether an access is made where all compute units see it. Stores of RDNA 3 have no bit for this, as all go
-// through to the L2 cache: one of a single lane counts as a signal to other workgroups.
+// Whether an access is made where all compute units see it. Stores of CDNA 2 and RDNA 3 have no bit for this, as
+// all go through to the L2 cache: one of a single lane counts as a signal to other workgroups.
 static bool is_for_device(const wave_t *w, const instruction_t *i, uint64_t lanes) {
   if (is_atomic(i) || i->memory & MEMORY_FOR_DEVICE) return true;
-  return is_store(i) && w->group->kernel->header.generation == 11 && !(lanes & (lanes - 1));
+  const kernel_header_t *h = &w->group->kernel->header;
+  return is_store(i) && h->generation < 12 && !h->writes_back && !(lanes & (lanes - 1));
 }
 
 // The checks return false after they have reported a finding, as one for an instruction is enough.

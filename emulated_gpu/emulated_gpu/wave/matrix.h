@@ -8,7 +8,8 @@
 // Products are added in the order of k, beginning with C, by f32 fused multiply-adds. MI300 does the same for
 // f32; for smaller types it adds groups of products with more bits and truncates (Xie et al., "MMA-Sim",
 // arXiv 2511.10909), so the hardware's results may differ in the last bits. Denormals are kept, as on CDNA 3
-// (ibid.). Products of integers and their sums are below 2^24, where f32 is exact.
+// (ibid.); only CDNA 2 flushes those of f16 and bf16 factors and of their f32 sums to zero (AMD, MIOpen, "MI200 MFMA
+// behavior specifics"). Products of integers and their sums are below 2^24, where f32 is exact.
 #pragma once
 #include "matrix_formats.h"
 

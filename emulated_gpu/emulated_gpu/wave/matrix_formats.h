@@ -4,6 +4,7 @@
 
 enum format {
   F32, XF32, F16, BF16,
+  F16_FLUSH, BF16_FLUSH,  // denormals read as zeros (CDNA 2)
   I8, U8, I4, U4,
   FP8, BF8,            // OCP: E4M3 and E5M2 (CDNA 4, RDNA 4)
   FP8_FNUZ, BF8_FNUZ,  // without infinities and -0 (CDNA 3)
@@ -12,7 +13,8 @@ enum format {
 
 static inline int format_bits(enum format format) {
   static const uint8_t bits[] = {
-    [F32] = 32, [XF32] = 32, [F16] = 16, [BF16] = 16, [I8] = 8, [U8] = 8, [I4] = 4, [U4] = 4,
+    [F32] = 32, [XF32] = 32, [F16] = 16, [BF16] = 16, [F16_FLUSH] = 16, [BF16_FLUSH] = 16,
+    [I8] = 8, [U8] = 8, [I4] = 4, [U4] = 4,
     [FP8] = 8, [BF8] = 8, [FP8_FNUZ] = 8, [BF8_FNUZ] = 8, [FP6] = 6, [BF6] = 6, [FP4] = 4,
   };
   return bits[format];
@@ -28,6 +30,9 @@ static inline void read_bits(const wave_t *w, unsigned first, int bits, int elem
   else FOR_LANES(l) out[l] = (low[l] >> shift | high[l] << (32 - shift)) & mask;
 }
 
+// Zero with the sign of `x`, if none of the bits `exponent` is set.
+static inline uint32_t flushed(uint32_t x, uint32_t exponent, uint32_t sign) { return x & exponent ? x : x & sign; }
+
 #define CONVERT(expression) FOR_LANES(l) { const uint32_t x = bits[l]; out[l] = expression; } break
 static inline void to_f32(enum format format, const uint32_t *bits, float *out) {
   switch (format) {
@@ -35,6 +40,8 @@ static inline void to_f32(enum format format, const uint32_t *bits, float *out) 
     case XF32: CONVERT(as_f32(x & ~0x1fffu));  // truncated to 10 bits of mantissa (MMA-Sim, see matrix.h)
     case F16: CONVERT(f16_to_f32(x));
     case BF16: CONVERT(bf16_to_f32(x));
+    case F16_FLUSH: CONVERT(f16_to_f32(flushed(x, 0x7c00, 0x8000)));
+    case BF16_FLUSH: CONVERT(bf16_to_f32(flushed(x, 0x7f80, 0x8000)));
     case I8: CONVERT((int8_t)x);
     case U8: CONVERT((float)x);
     case I4: CONVERT((float)((int32_t)(x << 28) >> 28));

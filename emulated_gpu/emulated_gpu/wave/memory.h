@@ -23,6 +23,8 @@ typedef struct { uint32_t dword[4][MAX_LANES] __attribute__((aligned(64))); } mo
 #define lds_atomic_lanes JOIN(lds_atomic_lanes, LANES)
 #define scratch_load_lanes JOIN(scratch_load_lanes, LANES)
 #define scratch_store_lanes JOIN(scratch_store_lanes, LANES)
+#define scratch_load JOIN(scratch_load, LANES)
+#define scratch_store JOIN(scratch_store, LANES)
 #define buffer_addresses JOIN(buffer_addresses, LANES)
 
 // Computes the addresses of a global or flat access; returns the active lanes whose address is defined.
@@ -53,6 +55,9 @@ void scratch_load_lanes(
     wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes, unsigned bytes, moved_t *to);
 void scratch_store_lanes(wave_t *w, const instruction_t *i, const lanes32_t *address, uint64_t lanes,
                          unsigned bytes, const moved_t *from, uint64_t undefined);
+// Whole instructions: source 0 is the vector address, source 1 the scalar one, source 2 the data.
+void scratch_load(wave_t *w, const instruction_t *i);
+void scratch_store(wave_t *w, const instruction_t *i);
 
 // Computes the addresses of a buffer access, and in `in_range` how many bytes from there on are within the
 // buffer (at most 16); returns the active lanes whose address is defined.

@@ -1,4 +1,4 @@
-// Matrix operations of CDNA 3 and 4 (MFMA), for waves of 64 lanes. They ignore EXEC.
+// Matrix operations of CDNA (MFMA), for waves of 64 lanes. They ignore EXEC.
 #include "matrix.h"
 
 #if LANES == 64
@@ -16,12 +16,19 @@ static void read_sources(
   x->b_defined = read_rows(w, &i->operand[SRC1], s, s->n, (source_t){.format = b, .pattern = i->blgp}, x->b);
 }
 
+static void flush_sums(const shape_t *s, matrices_t *x) {
+  for (int n = 0; n < s->m * s->n * s->blocks; n++) x->d[n] = as_f32(flushed(f32_bits(x->d[n]), 0x7f800000, 1u << 31));
+}
+
 static void mfma_f32(wave_t *w, const instruction_t *i, const shape_t *s, enum format a, enum format b) {
   matrices_t x;
   if (!has_registers(w, i)) return;
   read_sources(w, i, s, a, b, &x);
+  const bool flushes = a == F16_FLUSH || a == BF16_FLUSH;
   read_c_f32(w, &i->operand[SRC2], s, &x);
+  if (flushes) flush_sums(s, &x);
   multiply(s, &x);
+  if (flushes) flush_sums(s, &x);
   write_d_f32(w, i, s, &x);
   count_multiply_adds(w, s);
 }
@@ -203,6 +210,13 @@ static void mfma_f64(wave_t *w, const instruction_t *i, const shape_t *s) {
   X(v_mfma_f32_16x16x16_##type, 16, 16, 1, format, format) \
   X(v_mfma_f32_16x16x32_##type, 16, 32, 1, format, format) \
   X(v_mfma_f32_32x32x16_##type, 32, 16, 1, format, format)
+#define SHAPES_CDNA2(X) \
+  SHAPES_16_BITS(X, f16_flush, F16_FLUSH) SHAPES_16_BITS(X, bf16_flush, BF16_FLUSH) \
+  X(v_mfma_f32_32x32x2_2b_bf16_flush, 32, 2, 2, BF16_FLUSH, BF16_FLUSH) \
+  X(v_mfma_f32_16x16x2_4b_bf16_flush, 16, 2, 4, BF16_FLUSH, BF16_FLUSH) \
+  X(v_mfma_f32_4x4x2_16b_bf16_flush, 4, 2, 16, BF16_FLUSH, BF16_FLUSH) \
+  X(v_mfma_f32_32x32x4_bf16_flush, 32, 4, 1, BF16_FLUSH, BF16_FLUSH) \
+  X(v_mfma_f32_16x16x8_bf16_flush, 16, 8, 1, BF16_FLUSH, BF16_FLUSH)
 #define SHAPES_8_BITS(X, suffix, a, b) \
   X(v_mfma_f32_16x16x32_##suffix, 16, 32, 1, a, b) X(v_mfma_f32_32x32x16_##suffix, 32, 16, 1, a, b)
 #define SHAPES_FP8(X) \
@@ -210,10 +224,12 @@ static void mfma_f64(wave_t *w, const instruction_t *i, const shape_t *s) {
   SHAPES_8_BITS(X, bf8_fp8, BF8, FP8) SHAPES_8_BITS(X, bf8_bf8, BF8, BF8) \
   SHAPES_8_BITS(X, fp8_fp8_fnuz, FP8_FNUZ, FP8_FNUZ) SHAPES_8_BITS(X, fp8_bf8_fnuz, FP8_FNUZ, BF8_FNUZ) \
   SHAPES_8_BITS(X, bf8_fp8_fnuz, BF8_FNUZ, FP8_FNUZ) SHAPES_8_BITS(X, bf8_bf8_fnuz, BF8_FNUZ, BF8_FNUZ)
-#define FOR_F32(X) SHAPES_F32(X) SHAPES_16_BITS(X, f16, F16) SHAPES_16_BITS(X, bf16, BF16) SHAPES_FP8(X)
+#define FOR_F32(X) \
+  SHAPES_F32(X) SHAPES_16_BITS(X, f16, F16) SHAPES_16_BITS(X, bf16, BF16) SHAPES_CDNA2(X) SHAPES_FP8(X)
 #define FOR_I32(X) \
   X(v_mfma_i32_32x32x4_2b_i8, 32, 4, 2, I8, I8) X(v_mfma_i32_16x16x4_4b_i8, 16, 4, 4, I8, I8) \
-  X(v_mfma_i32_4x4x4_16b_i8, 4, 4, 16, I8, I8) X(v_mfma_i32_32x32x16_i8, 32, 16, 1, I8, I8) \
+  X(v_mfma_i32_4x4x4_16b_i8, 4, 4, 16, I8, I8) X(v_mfma_i32_32x32x8_i8, 32, 8, 1, I8, I8) \
+  X(v_mfma_i32_16x16x16_i8, 16, 16, 1, I8, I8) X(v_mfma_i32_32x32x16_i8, 32, 16, 1, I8, I8) \
   X(v_mfma_i32_16x16x32_i8, 16, 32, 1, I8, I8) \
   X(v_mfma_i32_16x16x64_i8, 16, 64, 1, I8, I8) X(v_mfma_i32_32x32x32_i8, 32, 32, 1, I8, I8)
 #define FOR_SMALL(X) \

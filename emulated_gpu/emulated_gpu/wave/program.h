@@ -60,7 +60,8 @@ typedef struct {
 typedef struct {
   uint64_t entry;  // address of the first instruction in the image
   uint8_t lanes;   // 32 or 64
-  uint8_t generation;  // 9 (CDNA 3 and 4), 11 (RDNA 3), 12 (RDNA 4)
+  uint8_t generation;  // 9 (CDNA), 11 (RDNA 3), 12 (RDNA 4)
+  uint8_t writes_back;  // whether the device sees a store only after an L2 cache was written back
   uint16_t num_arguments;
   uint32_t kernarg_bytes, lds_bytes, scratch_bytes;  // scratch_bytes are per lane
   uint32_t rsrc1, rsrc2, rsrc3;

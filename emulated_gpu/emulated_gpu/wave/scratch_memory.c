@@ -105,7 +105,7 @@ void scratch_store_lanes(wave_t *w, const instruction_t *i, const lanes32_t *add
 }
 
 // Registers are loaded one by one, as a spill of several registers may include undefined ones.
-static void scratch_load(wave_t *w, const instruction_t *i) {
+void scratch_load(wave_t *w, const instruction_t *i) {
   lanes32_t address;
   moved_t data;
   const uint64_t lanes = scratch_addresses(w, i, &address), undefined = w->undefined;
@@ -120,7 +120,7 @@ static void scratch_load(wave_t *w, const instruction_t *i) {
   }
 }
 
-static void scratch_store(wave_t *w, const instruction_t *i) {
+void scratch_store(wave_t *w, const instruction_t *i) {
   lanes32_t address;
   moved_t data;
   const uint64_t lanes = scratch_addresses(w, i, &address);
@@ -134,7 +134,7 @@ static void scratch_store(wave_t *w, const instruction_t *i) {
 }
 
 OPERATIONS(scratch_memory) = {
-  {"scratch_load", scratch_load},
-  {"scratch_store", scratch_store},
+  ROW(scratch_load)
+  ROW(scratch_store)
   {NULL, NULL},
 };

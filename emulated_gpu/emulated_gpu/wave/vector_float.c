@@ -33,6 +33,7 @@
 
 #define TERNARY(X) \
   X(v_fma_f32, fmaf(a, b, c)) \
+  X(v_mad_f32, mad_f32(a, b, c)) \
   X(v_fma_legacy_f32, (a == 0) | (b == 0) ? 0 + c : fmaf(a, b, c)) \
   X(v_max3_f32, max_f32(max_f32(a, b, ieee), c, ieee)) \
   X(v_min3_f32, min_f32(min_f32(a, b, ieee), c, ieee)) \
@@ -47,6 +48,12 @@
 
 // 0 times anything is 0, as in DirectX 9.
 static inline float multiply_legacy(float a, float b) { return (a == 0) | (b == 0) ? 0 : a * b; }
+
+// The product is rounded, and denormals are flushed whatever the mode (Vega ISA, V_MAD_F32; CDNA 3 lacks it).
+static inline float mad_f32(float a, float b, float c) {
+  const float product = without_denormal(without_denormal(a) * without_denormal(b));
+  return without_denormal(product + without_denormal(c));
+}
 
 #define DEFINE(name, num_sources, expression) \
   DEFINE_FLOATING(name, num_sources, float, lanes_f32_t, read_f32, write_f32(w, i, &d), expression)

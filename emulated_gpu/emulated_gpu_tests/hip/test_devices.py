@@ -36,7 +36,10 @@ def test_both_devices_are_counted(hip: Hip) -> None:
 
 @pytest.mark.parametrize(
     ("chip", "lanes", "lds"),
-    [("gfx942", 64, 65536), ("gfx950", 64, 163840), ("gfx1100", 32, 65536), ("gfx1201", 32, 65536)],
+    [
+        *(("gfx90a", 64, 65536), ("gfx942", 64, 65536), ("gfx950", 64, 163840)),
+        *(("gfx1100", 32, 65536), ("gfx1201", 32, 65536)),
+    ],
 )
 def test_attributes_and_properties_are_the_chip_s(
     hip: Hip, fresh: Control, chip: str, lanes: int, lds: int

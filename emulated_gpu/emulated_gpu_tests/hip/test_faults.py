@@ -65,7 +65,7 @@ def test_a_lost_device_fails_whoever_waits_and_every_later_call(hip: Hip, fresh:
     "command",
     [
         *("nonsense", "fail hipMalloc", "fail hipMalloc 0 2", "fail hipMalloc one 2", "stall 2"),
-        *("stall 0 4711", "order early", "chip gfx90a", "memory 0", "a b c d e f", "seed x"),
+        *("stall 0 4711", "order early", "chip gfx908", "memory 0", "a b c d e f", "seed x"),
     ],
 )
 def test_commands_that_are_not_understood(fresh: Control, command: str) -> None:

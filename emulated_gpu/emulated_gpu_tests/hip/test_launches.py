@@ -120,6 +120,31 @@ def test_arguments_and_workgroup_come_after_what_else_a_kernel_asks_for(
     assert hip.read(address, 256) == bytes(256)
 
 
+@pytest.mark.parametrize(("scratch_bytes", "found"), [(272, set()), (268, {"outside_scratch"})])
+def test_cdna2_has_scratch_through_a_buffer_resource(
+    hip: Hip, load: Load, fresh: Control, scratch_bytes: int, found: set[str]
+) -> None:
+    """Lane n stores n in the word 4 + n of its scratch, and loads it again."""
+    fresh.command("chip gfx90a")
+    code = [
+        *(0x80000700, 0x82018001),  # s_add_u32 s0, s0, s7; s_addc_u32 s1, s1, 0
+        0x24020082,  # v_lshlrev_b32 v1, 2, v0
+        *(0xE0701010, 0x80000001),  # buffer_store_dword v0, v1, s[0:3], 0 offen offset:16
+        0xBF8C0F70,  # s_waitcnt vmcnt(0)
+        *(0xE0501010, 0x80000201),  # buffer_load_dword v2, v1, s[0:3], 0 offen offset:16
+        *(0xC0060102, 0),  # s_load_dwordx2 s[4:5], s[4:5], 0
+        0xBF8C0070,  # s_waitcnt vmcnt(0) lgkmcnt(0)
+        *(0xDC708000, 0x00040201),  # global_store_dword v1, v2, s[4:5]
+        END,
+    ]
+    kernel = KernelSource("spill", code, [POINTER], scratch_bytes=scratch_bytes, asks_for=[0])
+    module, address = load(code_object("gfx90a", [kernel])), hip.malloc(256)
+    module.launch(module.function("spill"), address)
+    assert struct.unpack("<63I", hip.read(address, 252)) == tuple(range(63))
+    assert {finding.kind for finding in fresh.report().findings} - {"undefined_stored"} == found
+    hip.call("hipFree", address)
+
+
 @pytest.mark.parametrize(("kind", "expected"), list(HIDDEN.items()))
 def test_hidden_arguments(hip: Hip, load: Load, kind: str, expected: int) -> None:
     size = 2 if kind.startswith(HALF_WORDS) else 4

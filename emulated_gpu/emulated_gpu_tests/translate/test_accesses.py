@@ -15,11 +15,11 @@ MEMORY = ("MUBUF", "VBUFFER", "FLAT", "GLOBAL", "SCRATCH", "VFLAT", "VGLOBAL", "
 NOT_ACCESSES = re.compile(
     r".*_(format|addtid|tr|block|gws|ordered_count|bvh|gs_reg)_?.*|ds_(nop|swizzle|permute|bpermute|append|consume|wrap)\w*"
     r"|ds_(wrxchg2|storexchg_2addr|condxchg32)\w*|s_(atomic|buffer_atomic|scratch)_\w+"
-    r"|(buffer|global)_(inv|wb|wbl2|wbinv|gl0_inv|gl1_inv)|s_(atc|dcache|gl1|mem|prefetch|buffer_prefetch)\w+"
+    r"|(buffer|global)_(inv|invl2|wb|wbl2|wbinv|wbinvl1|wbinvl1_vol|gl0_inv|gl1_inv)|s_(atc|dcache|gl1|mem|prefetch|buffer_prefetch)\w+"
 )
 
 
-@pytest.mark.parametrize("instruction_set", ["cdna", "rdna3", "rdna4"])
+@pytest.mark.parametrize("instruction_set", ["cdna2", "cdna", "rdna3", "rdna4"])
 def test_every_memory_instruction_is_understood_or_known_not_to_be(instruction_set: InstructionSet) -> None:
     names = {
         operation.name

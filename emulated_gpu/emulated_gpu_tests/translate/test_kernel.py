@@ -18,7 +18,7 @@ from emulated_gpu.translate.program import MAGIC, Class
 from emulated_gpu_tests.translate.rendering import rendered, translated
 
 FOLDER = Path(__file__).parent
-KNOWN_TO_LLVM_19 = ("gfx942", "gfx1100", "gfx1151", "gfx1201")
+KNOWN_TO_LLVM_19 = ("gfx90a", "gfx942", "gfx1100", "gfx1151", "gfx1201")
 RECORDED = (*KNOWN_TO_LLVM_19, "gfx950")
 
 

@@ -38,21 +38,23 @@ def mnemonics(instruction_set: InstructionSet) -> set[str]:
         ("s_or_not0_saveexec_b64", "s_orn1_saveexec_b64"),
         ("s_ctz_i32_b32", "s_ff1_i32_b32"),
         ("s_add_nc_u64", "s_add_nc_u64"),
-        ("v_mfma_f32_32x32x8_bf16_1k", "v_mfma_f32_32x32x8_bf16"),
+        ("v_mfma_f32_32x32x8bf16_1k", "v_mfma_f32_32x32x8_bf16"),
+        ("v_mfma_f32_32x32x4bf16", "v_mfma_f32_32x32x4_bf16"),
+        ("v_mfma_i32_4x4x4i8", "v_mfma_i32_4x4x4_16b_i8"),
     ],
 )
 def test_spellings(mnemonic: str, expected: str) -> None:
     assert canonical_name(mnemonic) == expected
 
 
-@pytest.mark.parametrize("instruction_set", ["cdna", "rdna3", "rdna4"])
+@pytest.mark.parametrize("instruction_set", ["cdna2", "cdna", "rdna3", "rdna4"])
 def test_a_canonical_name_is_its_own(instruction_set: InstructionSet) -> None:
     for mnemonic in mnemonics(instruction_set):
         name = canonical_name(mnemonic)
         assert canonical_name(name) == name
 
 
-@pytest.mark.parametrize("instruction_set", ["cdna", "rdna3", "rdna4"])
+@pytest.mark.parametrize("instruction_set", ["cdna2", "cdna", "rdna3", "rdna4"])
 def test_different_instructions_of_a_chip_keep_different_names(instruction_set: InstructionSet) -> None:
     spellings = defaultdict(set)
     for mnemonic in mnemonics(instruction_set):

@@ -65,13 +65,13 @@ SECOND = Record("s_branch", Class.BRANCH, address=0x5B708, words=1, is_counted=F
 
 
 def test_file() -> None:
-    data = pack([KernelProgram(KERNEL, 9, [FIRST, SECOND])])
+    data = pack([KernelProgram(KERNEL, 9, True, [FIRST, SECOND])])
     names = b"\x08s_branch\x09v_add_f32"
     head = b"WAVEPRG1" + struct.pack("<I", 2) + names + struct.pack("<IH", 1, 10) + b"dispatch$0"
     assert data.startswith(head)
-    header = struct.unpack_from("<QBBH6I7H2I", data, len(head))
-    assert header == (0x5B700, 64, 9, 5, 3, 1, 2, 6, 7, 5, 8, 9, 10, 11, 12, 13, 14, 256, 2)
-    start = len(head) + 58
+    header = struct.unpack_from("<QBBBH6I7H2I", data, len(head))
+    assert header == (0x5B700, 64, 9, 1, 5, 3, 1, 2, 6, 7, 5, 8, 9, 10, 11, 12, 13, 14, 256, 2)
+    start = len(head) + 59
     arguments = [struct.unpack_from("<HHB", data, start + 5 * number) for number in range(5)]
     assert arguments == [(0, 8, 0), (8, 4, 0), (16, 4, 1), (20, 2, 9), (22, 8, 15)]
     records = data[start + 25 :]

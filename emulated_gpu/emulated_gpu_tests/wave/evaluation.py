@@ -18,7 +18,11 @@ from emulated_gpu_tests.wave.single_wave import KEEP_DENORMALS, VCC, Wave
 Bits = npt.NDArray[Any]  # of unsigned integers
 
 ALL_CHIPS = ("gfx942", "gfx950", "gfx1100", "gfx1201")  # others execute instructions as one of these
-MODULES: dict[str, ModuleType] = {"gfx942": cdna, "gfx950": cdna, "gfx1100": rdna3, "gfx1201": rdna4}
+MODULES: dict[str, ModuleType] = {
+    **dict.fromkeys(("gfx90a", "gfx942", "gfx950"), cdna),
+    "gfx1100": rdna3,
+    "gfx1201": rdna4,
+}
 IEEE = 1 << 9  # a bit of the MODE register
 
 # In tinygrad's tables of CDNA, which are CDNA 4's.

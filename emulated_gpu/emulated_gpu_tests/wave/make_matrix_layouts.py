@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 ARCHITECTURES = {
+    "cdna2": ("InstCalcGfx9", (64,)),
     "cdna3": ("InstCalcGfx9", (64,)),
     "rdna3": ("InstCalcGfx11", (32, 64)),
     "rdna4": ("InstCalcGfx12", (32, 64)),

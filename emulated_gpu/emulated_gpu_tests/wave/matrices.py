@@ -153,7 +153,7 @@ class Matrices:
 
 def formats_of(name: str) -> tuple[str, str, str]:
     """Of A, B and D: `v_mfma_f32_16x16x32_fp8_bf8` has fp8, bf8 and f32."""
-    found = re.fullmatch(r"v_\w+?_([a-z0-9]+)_\d+x\d+x\d+(?:_\d+b)?_([a-z0-9]+)(?:_([a-z0-9]+))?", name)
+    found = re.fullmatch(r"v_\w+?_([a-z0-9]+)_\d+x\d+x\d+(?:_\d+b)?_?([a-z]\w*?)(?:_1k|_([a-z]\w+))?", name)
     assert found, name
     return found[2], found[3] or found[2], found[1]
 

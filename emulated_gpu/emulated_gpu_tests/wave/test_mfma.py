@@ -48,7 +48,7 @@ CDNA4_SHAPES = [
     ("v_mfma_i32_32x32x32_i8", 32, 32),
 ]
 CDNA4 = {name: dense(rows, k, formats_of(name)) for name, rows, k in CDNA4_SHAPES}
-CDNA3 = {key.split()[1]: documented("cdna3", key.split()[1], 64) for key in GOLDEN if "v_mfma" in key}
+CDNA3 = {key.split()[1]: documented("cdna3", key.split()[1], 64) for key in GOLDEN if "cdna3 v_mfma" in key}
 CASES = [("gfx942", name) for name in CDNA3] + [("gfx950", name) for name in CDNA3 if "xf32" not in name]
 CASES += [("gfx950", name) for name in CDNA4]
 

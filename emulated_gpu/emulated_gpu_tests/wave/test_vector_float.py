@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +71,20 @@ def test_fma_rounds_once_whatever_the_bits(rows: list[tuple[int, int, int]]) -> 
     a, b, c = np.array(rows, np.uint32).T
     found = evaluate("gfx942", instruction("gfx942", "v_fma_f32"), a, b, c)
     assert_same(found, [exact.fma(F32, *row) for row in rows], F32)
+
+
+def test_mad_of_cdna2_rounds_twice_and_flushes_denormals() -> None:
+    def mad(*operands: Any) -> bytes:
+        """v_fma_f32 with another opcode (449 for 459), as tinygrad's tables lack v_mad_f32."""
+        encoded = instruction("gfx90a", "v_fma_f32")(*operands).to_bytes()
+        return bytes((int.from_bytes(encoded, "little") - (10 << 16)).to_bytes(8, "little"))
+
+    found = evaluate("gfx90a", mad, A, B, C)
+    with np.errstate(all="ignore"):
+        x, y, z = (_flushed(each).astype(np.float32) for each in (X, Y, Z))
+        product = _flushed(x * y).astype(np.float32)
+        expected = _flushed(product + z).astype(np.float32)
+    assert_same(found, _bits(expected), F32)
 
 
 def test_legacy_fma_takes_zero_times_anything_as_zero() -> None:
