@@ -1,4 +1,4 @@
-"""Prefills and decodes of `random:tiny` on an emulated gfx942, against the CPU's tokens.
+"""Prefills and decodes of `random:tiny` on an emulated gfx942, against the CPU's tokens, and bit by bit.
 
     python -m tests.integration.hip_sample FOLDER
 
@@ -18,6 +18,7 @@ from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.hip import EmulatedGpus
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
+from tests.integration.test_hip_receipts import ways_of
 
 CHIP = "gfx942"
 TOLERANCE = 0.1  # both are rounded to bf16, at other places
@@ -35,9 +36,12 @@ def main(folder: Path) -> None:
     expected = tokens_of(build("random:tiny", folder / "cpu", SIZES, QuietProgress()), EngineSettings())
     for_gpu = replace(SIZES, device=f"hip:{CHIP}")
     artifact = build("random:tiny", folder / "gpu", for_gpu, QuietProgress())
-    with EmulatedGpus().watch(CHIP):
+    gpus = EmulatedGpus()
+    with gpus.watch(CHIP):
         got = tokens_of(artifact, EngineSettings(device="hip"))
+        in_chunks, alone = ways_of(artifact, gpus, 140, CHIP)
     assert_all_same(expected, got, TOLERANCE, MAX_TOKENS)
+    assert len(in_chunks | alone) == 1, "a token has other bits in a decode than in a prefill"
 
 
 if __name__ == "__main__":
