@@ -52,6 +52,7 @@ def test_weights_of_several_types_are_the_source_s_own() -> None:
         BuildOptions(prefill_batch_sizes=(), decode_batch_sizes=(8,)),
         BuildOptions(device="hip:gfx942"),  # with a CPU's defaults
         BuildOptions.for_device("hip:gfx942"),
+        BuildOptions.for_device("hip:gfx942", batch_invariant=False, one_launch=False, draft_layer=False),
     ],
 )
 def test_the_command_asks_for_the_same_options(options: BuildOptions) -> None:

@@ -56,7 +56,7 @@ def test_what_only_cpus_or_gpus_have_is_for_them() -> None:
     on_gpu, on_cpu = cli.options_of(parse("x.gguf", *flags.split(), "hip:gfx942,gfx950,cpu"))
     assert (on_gpu.device, on_cpu.device) == ("hip:gfx942,gfx950", "cpu")
     assert (on_gpu.batch_invariant, on_gpu.one_launch, on_gpu.activation_bits) == (True, True, None)
-    assert (on_cpu.batch_invariant, on_cpu.one_launch, on_cpu.activation_bits) == (False, None, 8)
+    assert (on_cpu.batch_invariant, on_cpu.one_launch, on_cpu.activation_bits) == (None, None, 8)
     assert on_gpu.top_k == on_cpu.top_k == 7
     for device in ("hip:gfx942", "cpu"):  # a build for one kind refuses what it does not have
         (alone,) = cli.options_of(parse("x.gguf", *flags.split(), device))
@@ -161,6 +161,9 @@ class Built:
     kernels: tuple[str, ...] = ()
     programs: tuple[ProgramRecord | Built, ...] = ()
     all_options: tuple[BuildOptions, ...] = (BuildOptions(),)
+
+    def options_of(self, program: object) -> BuildOptions:
+        return self.all_options[0]
 
 
 @pytest.mark.parametrize(

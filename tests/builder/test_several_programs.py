@@ -88,7 +88,9 @@ def test_gpus_and_cpus_have_programs_for_their_own_options(compiler: FakeCompile
     }
     for each in manifest.programs:
         alone = build_mixed(
-            tmp_path / each.target.name, each.target.device, batch_invariant=each.target.kind == "hip"
+            tmp_path / each.target.name,
+            each.target.device,
+            batch_invariant=True if each.target.kind == "hip" else None,
         )
         (options,) = manifest_of(alone).all_options
         assert replace(manifest, in_use=each).options == options

@@ -1,4 +1,4 @@
-"""Prefills and decodes of `random:tiny` on emulated GPUs, against the CPU's tokens.
+"""Prefills and decodes of `random:tiny` on emulated GPUs, against the CPU's tokens, and bit by bit.
 
     python -m tests.integration.hip_sample FOLDER
 
@@ -18,6 +18,7 @@ from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from tests.hip import EmulatedGpus
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
+from tests.integration.test_hip_receipts import ways_of
 
 CHIPS = ("gfx90a", "gfx942")  # `make check` has the others
 TOLERANCE = 0.1  # both are rounded to bf16, at other places
@@ -38,7 +39,9 @@ def main(folder: Path) -> None:
         artifact = build("random:tiny", folder / chip, replace(SIZES, device=f"hip:{chip}"), QuietProgress())
         with gpus.watch(chip):
             got = tokens_of(artifact, EngineSettings(device="hip"))
+            in_chunks, alone = ways_of(artifact, gpus, 140, chip)
         assert_all_same(expected, got, TOLERANCE, MAX_TOKENS)
+        assert len(in_chunks | alone) == 1, f"{chip}: a token has other bits in a decode than in a prefill"
 
 
 if __name__ == "__main__":

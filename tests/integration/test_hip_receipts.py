@@ -21,7 +21,8 @@ from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.contract.abi import EntryFamily
-from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.kv_layout import KVType
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from shortfin_apps.llm.serving.receipts.receipt import Receipt
 from shortfin_apps.llm.tools.replay.compare import Outcome
 from shortfin_apps.llm.tools.replay.in_process import EXTEND, SCHEDULES, opened, replay
@@ -53,7 +54,7 @@ MODES = pytest.mark.parametrize(("mode", "schedule"), [("default", EXTEND), (EXT
 @pytest.fixture
 def artifact(build_tiny: BuildTiny, emulated_gpus: EmulatedGpus) -> Iterator[Artifact]:
     with emulated_gpus.watch(CHIP):
-        yield build_tiny(OPTIONS)
+        yield build_tiny(replace(OPTIONS, batch_invariant=False))
 
 
 @pytest.fixture
@@ -151,9 +152,11 @@ class Ways:
         }
 
 
-def ways_of(artifact: Artifact, emulated_gpus: EmulatedGpus, length: int) -> tuple[set[bytes], set[bytes]]:
+def ways_of(
+    artifact: Artifact, emulated_gpus: EmulatedGpus, length: int, chip: str = CHIP
+) -> tuple[set[bytes], set[bytes]]:
     """The logits of a token in chunks, and alone."""
-    device = emulated_gpus.open(CHIP)
+    device = emulated_gpus.open(chip)
     try:
         program = device.load_program(artifact.vmfb, artifact.parameters, artifact.config.module_name)
         ways = Ways(make_runner(device, program, artifact.config, 1 + 4 * TABLE_PAGES), length)
@@ -177,3 +180,23 @@ def test_a_token_of_a_batch_invariant_artefact_has_the_same_bits_anywhere(
 ) -> None:
     in_chunks, alone = ways_of(batch_invariant, emulated_gpus, length)
     assert len(in_chunks | alone) == 1
+
+
+# (weights, cache) on all chips; then weights that one of them has.
+KINDS = (("bf16", "bf16"), ("f32", "f32"), ("f16", "f16"), ("q8_0", "q8_0"), ("q4", "bf16"))
+INVARIANT = [
+    *((chip, *kind) for chip in ("gfx942", "gfx1100", "gfx1151") for kind in KINDS),
+    ("gfx942", "fp8", "bf16"),
+]
+
+
+@pytest.mark.parametrize(("chip", "weights", "kv"), INVARIANT, ids=["-".join(each) for each in INVARIANT])
+def test_a_token_has_the_same_bits_anywhere_on_each_chip_with_each_weight(
+    build_tiny: BuildTiny, emulated_gpus: EmulatedGpus, chip: str, weights: WeightType, kv: KVType
+) -> None:
+    """By default. Of a prefill, an extend and a decode, in several shares of the context."""
+    artifact = build_tiny(replace(OPTIONS, device=f"hip:{chip}", weights=weights, kv=kv))
+    with emulated_gpus.watch(chip):
+        for length in (18, 49, 140):
+            in_chunks, alone = ways_of(artifact, emulated_gpus, length, chip)
+            assert len(in_chunks | alone) == 1, length

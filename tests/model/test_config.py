@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.builder.sources.random_tiny import SPEC
+from shortfin_apps.llm.builder.sources.random_tiny import HYBRID_SPEC, LATENT_SPEC, SPEC
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
-from shortfin_apps.llm.model.config import model_config
+from shortfin_apps.llm.model.config import model_config, with_invariance
 from shortfin_apps.llm.model.delta_net import DeltaNet
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.compiled_model import OTHERS
@@ -211,3 +211,24 @@ def test_heads_of_pools_are_checked(heads: object) -> None:
     raw["paged_kv_cache"]["pool_heads"] = heads
     with pytest.raises(ArtifactError, match="pool_heads"):
         ModelConfig.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    ("spec", "device", "given", "expected"),
+    [
+        (SPEC, "hip:gfx942", None, True),
+        (SPEC, "hip:gfx1100,gfx1151", None, True),
+        (SPEC, "hip:gfx1100", False, False),
+        (HYBRID_SPEC, "hip:gfx1100", None, False),
+        (LATENT_SPEC, "hip:gfx1100", None, False),
+        (LATENT_SPEC, "hip:gfx1100", True, True),
+        (SPEC, "cpu", None, None),
+        (SPEC, "cuda:sm_90", None, None),
+    ],
+)
+def test_amd_gpus_are_batch_invariant_where_it_is_cheap(
+    spec: ModelSpec, device: str, given: bool | None, expected: bool | None
+) -> None:
+    options = with_invariance(spec, BuildOptions(device=device, batch_invariant=given))
+    assert options.batch_invariant is expected
+    model_config(spec, options)

@@ -31,7 +31,10 @@ def rebuild_command(directory: Path, source: str, *options: BuildOptions) -> str
             value = getattr(each, option.name)
             if value != getattr(defaults, option.name) and option.name not in _WEIGHTS:
                 flag = _FLAGS.get(option.name, f"--{option.name.replace('_', '-')}")
-                flags[flag] = [] if value is True else [_text(value)]
+                if isinstance(value, bool):
+                    flags[flag if value else flag.replace("--", "--no-", 1)] = []
+                else:
+                    flags[flag] = [_text(value)]
     return shlex.join([*words, *(word for flag, values in flags.items() for word in (flag, *values))])
 
 

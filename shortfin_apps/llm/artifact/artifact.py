@@ -77,9 +77,18 @@ class Manifest:
     @property
     def options(self) -> BuildOptions:
         """The options of the program in use."""
-        target = self.program.target
+        return self.options_of(self.program)
+
+    def options_of(self, program: ProgramRecord) -> BuildOptions:
+        """Return the options of one of the programs."""
+        target = program.target
         of_kind = (each for each in self.all_options if kind_of(each.device) == target.kind)
         return replace(next(of_kind, self.all_options[0]), device=target.device)
+
+    @property
+    def gives_same_bits(self) -> bool:
+        """Whether the program in use gives a token the same bits in all entries (docs/determinism.md)."""
+        return self.program.target.gives_same_bits or bool(self.options.batch_invariant)
 
     @property
     def device(self) -> str:

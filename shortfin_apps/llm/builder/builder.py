@@ -56,7 +56,7 @@ from shortfin_apps.llm.builder.weights.write import stored_bytes, write_weights
 from shortfin_apps.llm.contract.config import ModelConfig
 from shortfin_apps.llm.contract.device_names import KINDS, join_devices, kind_of, name_of
 from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.model.config import model_config
+from shortfin_apps.llm.model.config import model_config, with_invariance
 from shortfin_apps.llm.model.spec import OWN_TYPES, BuildOptions, WeightType
 
 COMPILE_RECORD = "compile.json"
@@ -138,6 +138,7 @@ def _plan(
         progress.note(f"left out: {model.left_out}")
     if not each_options[0].draft_layer:
         model.spec = replace(model.spec, draft=None)
+    each_options = [with_invariance(model.spec, each) for each in each_options]
     if own_types:
         each_options = [with_own_types(model, each) for each in each_options]
     plan = _Plan(source, model, each_options, self_test)

@@ -139,6 +139,8 @@ def _kernels(manifest: Manifest) -> Iterator[str]:
         if not has_one:
             yield f"{program.target.name}:"
         yield from (line if has_one else f"  {line}" for line in program.kernels)
+        if (is_invariant := manifest.options_of(program).batch_invariant) is not None:
+            yield f"{'' if has_one else '  '}batch invariant: {'yes' if is_invariant else 'no'}"
 
 
 def _require_compiler() -> None:
@@ -226,9 +228,11 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--batch-invariant",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
+        default=DEFAULTS.batch_invariant,
         help="on AMD GPUs, give a token the same bits whether a prefill or a decode computes it, as after a "
-        "preemption (docs/determinism.md); on CPUs it has them anyway",
+        "preemption (docs/determinism.md); on CPUs it has them anyway; default: on AMD GPUs, except for "
+        "latent attention and layers with a state",
     )
     group.add_argument(
         "--one-launch",

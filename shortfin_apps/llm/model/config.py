@@ -7,6 +7,7 @@ from dataclasses import replace
 from shortfin_apps.llm.contract.config import SCALE_BYTES, ModelConfig, PagedKVCacheConfig, Pool
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.kv_layout import KV_DTYPE_NAMES, KeysValues, kv_dtype
+from shortfin_apps.llm.model.latent_attention import LatentAttention
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 
 DEFAULT_CONTEXT_LENGTH = 8192
@@ -52,6 +53,18 @@ def model_config(spec: ModelSpec, options: BuildOptions) -> ModelConfig:
             values_in_keys=stored.planes(options.stores_values) == 1 or None,
         ),
     )
+
+
+def with_invariance(spec: ModelSpec, options: BuildOptions) -> BuildOptions:
+    """Return the options with the default of `batch_invariant` on AMD GPUs; on other devices unchanged.
+
+    It is on where it was counted to cost less than 5 % of a prefill (docs/determinism.md): for latent
+    attention the matmuls by head get smaller tiles, and a state cannot have it.
+    """
+    if options.batch_invariant is not None or not options.device.startswith("hip"):
+        return options
+    is_latent = any(isinstance(block, LatentAttention) for layer in spec.all_layers for block in layer)
+    return replace(options, batch_invariant=not is_latent and "state" not in spec.pools)
 
 
 def _check_batch_invariant(spec: ModelSpec, options: BuildOptions) -> None:

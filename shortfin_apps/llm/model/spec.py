@@ -239,6 +239,7 @@ class BuildOptions:
     `activation_bits`: bits to which CPUs round activations to multiply weights in blocks. With 16, for AMX,
     activations and weights are multiplied in bf16.
     `batch_invariant`: on AMD GPUs, all entries compute the same bits for a token; on CPUs, they always do.
+    `with_invariance` replaces None.
     `one_launch`: on GPUs, decodes of up to 8 rows are one launch, if the model qualifies (docs/kernels.md).
     """
 
@@ -254,7 +255,7 @@ class BuildOptions:
     context_length: int | None = None  # None: the model's maximum, limited to 8192
     device_block_count: int | None = None  # pages; None: enough for 8 full contexts within 1 GiB
     top_k: int = 64
-    batch_invariant: bool = False
+    batch_invariant: bool | None = None  # None: where it is cheap (model/config.py)
     one_launch: bool | None = None  # None: where it was measured to be faster
     draft_layer: bool = True  # False: leave the model's draft layer out
     activation_bits: ActivationBits | None = None  # None: 12

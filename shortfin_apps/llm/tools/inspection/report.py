@@ -120,6 +120,7 @@ def document(report: Report) -> dict[str, Any]:
         "target": manifest and asdict(manifest.program.target),
         "programs": [_program(each, manifest) for each in manifest.programs] if manifest else [],
         "weights": manifest and manifest.options.weights,
+        "batch_invariant": manifest and manifest.gives_same_bits,
         "operations": manifest and list(manifest.program.kernels),
         "top_k": config.top_k,
         "program_bytes": report.program_bytes,

@@ -66,6 +66,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
             yield "CPU features", " ".join(target.features)
         yield from _programs(manifest)
         yield "weights", manifest.options.stored_weights
+        yield "batch invariant", "yes" if manifest.gives_same_bits else "no"
     elif report.code is not None:
         yield "target", report.code.chip
     yield "program", _megabytes(report.program_bytes)

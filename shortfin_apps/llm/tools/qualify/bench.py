@@ -111,7 +111,7 @@ def gives_same_bits(artifact: Artifact) -> bool:
     """Whether the artefact promises a token the same bits in every schedule (docs/determinism.md)."""
     manifest = artifact.manifest
     assert manifest is not None, "a directory has one"
-    return manifest.program.target.gives_same_bits or manifest.options.batch_invariant
+    return manifest.gives_same_bits
 
 
 class Bench:

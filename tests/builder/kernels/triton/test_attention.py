@@ -42,6 +42,9 @@ TOLERANCES: dict[FloatType, float] = {"f32": 1e-4, "f16": 2e-2, "bf16": 5e-2}
 SPECS = {
     "shared": TINY,
     "smollm2": changed(TINY, {"heads": 9, "kv_heads": 3, "head_dim": 64}),
+    "long": replace(
+        changed(TINY, {"heads": 9, "kv_heads": 3, "head_dim": 64}), max_position_embeddings=16384
+    ),
     "not-a-power-of-two": changed(TINY, {"heads": 4, "kv_heads": 4, "head_dim": 80}),
     "window": changed(TINY, at={1: {"window": 37}}),
     "wide-window": changed(TINY, {"cap": 2.0}, at={1: {"window": 300}}),
@@ -318,35 +321,40 @@ MOST_SHARED = tiles_of(resolve_target("hip:gfx942")).split * MOST_SPLITS
 
 
 @pytest.mark.parametrize(
-    ("name", "start", "length"),
+    ("name", "start", "length", "dtype"),
     [
-        ("shared", 0, 150),
-        ("smollm2", 230, 60),
-        ("smollm2", MOST_SHARED - 3, 5),  # the tokens of a tile differ in how many slots make a share
-        ("not-a-power-of-two", 120, 20),
-        ("window", 70, 80),
-        ("wide-window", 380, 70),
-        ("sinks", 100, 40),
-        ("many-share", 250, 20),
+        ("shared", 0, 150, "bf16"),
+        ("shared", 0, 150, "f32"),
+        ("smollm2", 230, 60, "bf16"),
+        ("smollm2", 230, 60, "f32"),
+        ("smollm2", 230, 60, "f16"),
+        ("long", MOST_SHARED - 3, 5, "bf16"),  # the tokens of a tile differ in how many slots make a share
+        ("not-a-power-of-two", 120, 20, "bf16"),
+        ("not-a-power-of-two", 120, 20, "f32"),
+        ("window", 70, 80, "bf16"),
+        ("wide-window", 380, 70, "bf16"),
+        ("sinks", 100, 40, "bf16"),
+        ("many-share", 250, 20, "bf16"),
     ],
 )
 def test_batch_invariant_tokens_have_the_same_bits_in_a_prefill_and_in_a_decode(
-    name: str, start: int, length: int, chip: str, launch: Launch
+    name: str, start: int, length: int, dtype: FloatType, chip: str, launch: Launch
 ) -> None:
     spec, tokens = SPECS[name], np.arange(start, start + length)
     rows = Rows([start], [length], chunk=length)
-    context = context_of(spec, chip, replace(options(chip, "bf16", rows.stride), batch_invariant=True))
+    chosen = replace(options(chip, dtype, rows.stride), batch_invariant=True)
+    context = context_of(spec, chip, replace(chosen, context_length=spec.max_position_embeddings))
 
     def attended(rows: Rows, given: dict[str, Array]) -> Array:
-        inputs = inputs_of(spec, "bf16", rows.stride)
+        inputs = inputs_of(spec, dtype, rows.stride)
         program = launch(inputs, lambda e, given: attend_twice(e, context, given, rows.chunk), context)
         return program(**given)[0]
 
-    given = arguments(spec, "bf16", rows)
+    given = arguments(spec, dtype, rows)
     singles = Rows(tokens.tolist(), [1] * length, chunk=1)
     alone = {**given, **singles.arguments, "blocks": given["blocks"].repeat(length, axis=0)}
     prefilled = attended(rows, given)
-    assert np.abs(prefilled - reference(spec, rows, given)).max() <= TOLERANCES["bf16"]
+    assert np.abs(prefilled - reference(spec, rows, given)).max() <= TOLERANCES[dtype]
     np.testing.assert_array_equal(prefilled, attended(singles, alone))
 
 

@@ -119,18 +119,19 @@ def test_a_feed_forward(dtype: FloatType, tokens: int | str, chip: str, launch: 
         np.testing.assert_allclose(got_y, y, rtol=0, atol=TOLERANCES[dtype])
 
 
-def test_a_row_is_the_same_in_every_tile(chip: str, launch: Launch) -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "f16"])
+def test_a_row_is_the_same_in_every_tile(dtype: FloatType, chip: str, launch: Launch) -> None:
     """All sums are in one order: a row's bits do not depend on how many rows are beside it."""
     hidden, ffn, vocab = SPEC.hidden_size, ffn_features(SPEC), SPEC.vocab_size
     weights: Inputs = {
-        "table": ("bf16", (vocab, hidden)),
+        "table": (dtype, (vocab, hidden)),
         "norm": ("f32", (hidden,)),
-        "gate_up": ("bf16", (2 * ffn, hidden)),
-        "down": ("bf16", (hidden, ffn)),
+        "gate_up": (dtype, (2 * ffn, hidden)),
+        "down": (dtype, (hidden, ffn)),
     }
     sizes: list[int | str] = [1, 30, 50, "tokens"]
     ids: Inputs = {f"ids_{tokens}": ("i64", (tokens,)) for tokens in sizes}
-    context = context_of(SPEC, chip, options(chip, "bf16"))
+    context = context_of(SPEC, chip, options(chip, dtype))
     run = [
         Embed("ids", "x", "table"),
         Norm("x", "normed", "norm"),

@@ -6,7 +6,7 @@ softmax (as in FlashAttention). `attend_singles` handles batch rows of one token
 workgroups share the slots of a sequence, and the last to finish combines their partial results (as in
 Flash-Decoding). The partial results, and the order of combining them, depend only on the sequence's length.
 With SHARES, `attend` combines the same partial results in the same order, so that both kernels compute the
-same bits for a token.
+same bits for a token. Its MOST_SPLITS is None if no share has more than SPLIT slots.
 
 Both kernels read q [tokens, HEADS * HEAD_DIM], and write softmax(q K / sqrt(HEAD_DIM)) V of the same shape
 to `out`; the output of padding is zeros. With a WINDOW, a token attends only to the last WINDOW slots,
@@ -31,9 +31,10 @@ from shortfin_apps.llm.builder.kernels.triton.running_softmax import (
     LOG2_E,
     LOWEST,
     attend_slots,
-    chosen,
+    first_slot,
     merged,
     nothing,
+    slots_of_share,
 )
 from shortfin_apps.llm.builder.kernels.triton.synchronisation import is_last_of
 from shortfin_apps.llm.builder.kernels.triton.tokens import row_at
@@ -86,18 +87,12 @@ def attend(
             begin = tl.min(tl.where(seen > 0, seen, last)) - WINDOW
         queries, turned = load_queries(q, at, is_query, HEAD_DIM, BLOCK_DIM, TAIL, BLOCK_TAIL)
         table = blocks + row.to(tl.int64) * width
-        if SHARES:
-            peak, total, sums = attend_shares(
-                queries, turned, seen, begin, first, shared, last, cache, table, layer, kv_head,
-                KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, SPLIT, MOST_SPLITS,
-                TAIL,
-            )  # fmt: skip
-        else:
-            peak, total, sums = attend_slots(
-                queries, turned, seen, begin, first, shared, last, nothing(seen, queries), cache, table,
-                layer, kv_head,
-                KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, TAIL,
-            )  # fmt: skip
+        peak, total, sums = attend_slots(
+            queries, turned, seen, begin, first, shared, last, nothing(seen, queries), cache, table,
+            layer, kv_head,
+            KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, TAIL, SHARES, SPLIT,
+            MOST_SPLITS,
+        )  # fmt: skip
         total = with_sinks(sinks, head, is_query, peak, total)
         store_heads(out, at, is_query, tl.where(seen > 0, total, 0.0), sums, HEAD_DIM)
 
@@ -170,7 +165,7 @@ def attend_share(
             queries, turned, seen, last - WINDOW if WINDOW is not None else 0, begin, begin,
             tl.minimum(last, base + (share + 1) * slots), nothing(seen, queries), cache,
             blocks + row.to(tl.int64) * width, layer, kv_head,
-            KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, TAIL,
+            KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, TAIL, False, SPLIT, MOST_SPLITS,
         )  # fmt: skip
         is_last = True
         if shares > 1:
@@ -182,18 +177,6 @@ def attend_share(
         if is_last:
             total = with_sinks(sinks, head, is_query, peak, total)
             store_heads(out, at, is_query, total, sums, HEAD_DIM)
-
-
-@triton.jit
-def first_slot(seen, WINDOW: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the first of the last WINDOW of `seen` slots, rounded down to a multiple of COLUMNS."""
-    return tl.maximum(seen - WINDOW, 0) // COLUMNS * COLUMNS
-
-
-@triton.jit
-def slots_of_share(slots, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr):
-    """Return the number of slots per workgroup, for a total of `slots`."""
-    return SPLIT * tl.maximum(tl.cdiv(slots, SPLIT * MOST_SPLITS), 1)
 
 
 @triton.jit
@@ -250,37 +233,6 @@ def with_sinks(sinks, head, is_query, peak, total):
     else:
         sink = tl.load(sinks + head, mask=is_query, other=LOWEST) * LOG2_E
         return tl.where(total > 0, total + tl.exp2(sink - peak), total)
-
-
-@triton.jit
-def attend_shares(
-    queries, turned, seen, begin, first, shared, last, cache, table, layer, kv_head,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr,
-    ROW: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SPLIT: tl.constexpr,
-    MOST_SPLITS: tl.constexpr, TAIL: tl.constexpr,
-):  # fmt: skip
-    """Attend like `attend_slots`, with the shares and merge order of `attend_singles` for each query.
-
-    SPLIT must be a multiple of COLUMNS.
-    """
-    base = tl.zeros(seen.shape, tl.int32)
-    if WINDOW is not None:
-        base = first_slot(seen, WINDOW, SPLIT)
-    slots = slots_of_share(seen - base, SPLIT, MOST_SPLITS)
-    state = nothing(seen, queries)
-    part = nothing(seen, queries)
-    for at in range(first // SPLIT * SPLIT, last, SPLIT):
-        begins = tl.maximum(at, first)
-        ends = tl.minimum(at + SPLIT, last)
-        part = attend_slots(
-            queries, turned, seen, begin, begins, tl.minimum(tl.maximum(shared, begins), ends), ends, part,
-            cache, table, layer, kv_head,
-            KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, TAIL,
-        )  # fmt: skip
-        is_whole = (at + SPLIT - base) % slots == 0
-        state = chosen(is_whole, merged(state, part), state)
-        part = chosen(is_whole, nothing(seen, queries), part)
-    return merged(state, part)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from shortfin_apps.llm.builder.kernels.triton.cached_bytes import load_scales, scales_of
+from shortfin_apps.llm.builder.kernels.triton.product import sums_of_neighbours
 
 LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -48,6 +49,7 @@ def attend_slots(
     queries, turned, seen, begin, first, shared, last, state, cache, table, layer, kv_head,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr,
     ROW: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, TAIL: tl.constexpr,
+    SHARES: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Attend from queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1; return the updated `state`.
 
@@ -59,8 +61,15 @@ def attend_slots(
     Callers must choose `shared` so that every query attends to all slots from `first` to `shared` - 1,
     except queries that attend to none, whose results are then meaningless. The number of these slots must be
     a multiple of COLUMNS. These slots are processed without masks, which gives the same bits as with masks.
+
+    With SHARES, the result has the bits that `attend_singles` computes for each query: one softmax state for
+    each share of the slots, merged in order. `state` must be empty, and SPLIT a multiple of COLUMNS.
     """
     peak, total, sums = state
+    whole = state  # the merged states of complete shares
+    base = tl.zeros(seen.shape, tl.int32)
+    if WINDOW is not None:
+        base = first_slot(seen, WINDOW, SPLIT)
     PLANES: tl.constexpr = 2 if TAIL is None else 1
     heads = cache
     scales = None
@@ -78,6 +87,12 @@ def attend_slots(
             queries, turned, None, heads, scales, key, None, peak, total, sums,
             ROW, HEAD_DIM, STRIDE, CAP, TAIL,
         )  # fmt: skip
+        if SHARES:
+            end = at + COLUMNS
+            if (end % SPLIT == 0) & (end < last):
+                whole, (peak, total, sums) = complete_share(
+                    whole, (peak, total, sums), seen, base, end, SPLIT, MOST_SPLITS
+                )
     for at in range(shared, last, COLUMNS):
         slot = at + tl.arange(0, COLUMNS)
         exists = slot < last
@@ -91,7 +106,43 @@ def attend_slots(
             queries, turned, visible, heads, scales, key, exists, peak, total, sums,
             ROW, HEAD_DIM, STRIDE, CAP, TAIL,
         )  # fmt: skip
-    return peak, total, sums
+        if SHARES:
+            end = at + COLUMNS
+            if (end % SPLIT == 0) & (end < last):
+                whole, (peak, total, sums) = complete_share(
+                    whole, (peak, total, sums), seen, base, end, SPLIT, MOST_SPLITS
+                )
+    if SHARES:
+        return merged(whole, (peak, total, sums))
+    else:
+        return peak, total, sums
+
+
+@triton.jit
+def complete_share(whole, part, seen, base, end, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr):
+    """Merge `part` into `whole` for queries whose share ends at slot `end`; return both states.
+
+    Shares of a query start at its slot `base`, and have SPLIT slots if MOST_SPLITS is None. An emptied `part`
+    keeps its sums: the next step multiplies them by 2^(LOWEST - peak), which is 0.
+    """
+    if MOST_SPLITS is None:
+        return merged(whole, part), (tl.full(seen.shape, LOWEST, tl.float32), tl.zeros_like(part[1]), part[2])
+    else:
+        is_end = (end - base) % slots_of_share(seen - base, SPLIT, MOST_SPLITS) == 0
+        emptied = tl.where(is_end, LOWEST, part[0]), tl.where(is_end, 0.0, part[1]), part[2]
+        return chosen(is_end, merged(whole, part), whole), emptied
+
+
+@triton.jit
+def first_slot(seen, WINDOW: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the first of the last WINDOW of `seen` slots, rounded down to a multiple of COLUMNS."""
+    return tl.maximum(seen - WINDOW, 0) // COLUMNS * COLUMNS
+
+
+@triton.jit
+def slots_of_share(slots, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr):
+    """Return the number of slots per workgroup, for a total of `slots`."""
+    return SPLIT * tl.maximum(tl.cdiv(slots, SPLIT * MOST_SPLITS), 1)
 
 
 @triton.jit
@@ -118,7 +169,7 @@ def attend_columns(
     if CAP is not None:
         scores = tanh(scores * (HEAD_DIM**-0.5 / CAP))
         scale = LOG2_E * CAP
-    powers, decay, peak, total = soften(scores, visible, scale, peak, total)
+    powers, decay, peak, total = soften(scores, visible, scale, peak, total, queries.dtype == tl.float32)
     values = keys
     of_values = key
     if TAIL is None:
@@ -162,13 +213,13 @@ def key_row(table, slot, exists, layer, STRIDE: tl.constexpr, PAGE_ROWS: tl.cons
 
 
 @triton.jit
-def soften(scores, visible, scale, peak, total):
+def soften(scores, visible, scale, peak, total, IN_PAIRS: tl.constexpr):
     """Add `scores` [QUERIES, COLUMNS] times `scale` to a running softmax of base 2.
 
     Scores that are not `visible` are left out; None: all are visible. Returns the weights 2^(score * scale -
     new peak), the factor 2^(peak - new peak) of all earlier weights, the new peak and the new total.
-    Products and sums are fused multiply-adds (one rounding), so that the bits are the same with and without
-    a mask.
+    IN_PAIRS: see `sum_of_columns`. Products and sums are fused multiply-adds (one rounding), so that the
+    bits are the same with and without a mask.
     """
     if visible is not None:
         scores = tl.where(visible, scores, LOWEST)
@@ -177,4 +228,16 @@ def soften(scores, visible, scale, peak, total):
     if visible is not None:
         powers = tl.where(visible, powers, 0.0)
     decay = tl.exp2(peak - new_peak)
-    return powers, decay, new_peak, tl.fma(total, decay, tl.sum(powers, axis=1))
+    return powers, decay, new_peak, tl.fma(total, decay, sum_of_columns(powers, IN_PAIRS))
+
+
+@triton.jit
+def sum_of_columns(x, IN_PAIRS: tl.constexpr):
+    """Sum x [QUERIES, COLUMNS] along columns; IN_PAIRS: in an order that does not depend on the layout.
+
+    Without matrix instructions (RDNA in f32), each tile has its own layout, and so its own order in `tl.sum`.
+    """
+    if IN_PAIRS:
+        return tl.reshape(sums_of_neighbours(x, x.shape[1]), (x.shape[0],))
+    else:
+        return tl.sum(x, axis=1)

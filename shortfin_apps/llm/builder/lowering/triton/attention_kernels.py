@@ -54,6 +54,14 @@ class AttentionKernels:
         before = self.split if self._options.batch_invariant else self._decode_tile.columns
         return min(self.most_splits, -(-(window + before) // self.split))
 
+    @property
+    def _shares_grow(self) -> bool:
+        """Whether `splits` shares of `split` slots may be fewer than a token attends to."""
+        slots = context_length(self._spec, self._options)
+        if self._block.window is not None:
+            slots = min(slots, self._block.window + self.split)
+        return self.splits * self.split < slots
+
     def attend(self, leaves_singles: bool, slab: Slab) -> Kernel:
         """Return the kernel for tiles of tokens.
 
@@ -73,6 +81,7 @@ class AttentionKernels:
                 **self._constexprs(tile, slab),
                 "TOKENS": tokens,
                 "LEAVES_SINGLES": leaves_singles,
+                "MOST_SPLITS": self.splits if self._shares_grow else None,
             },
             grid=[self._block.kv_heads, Tiles("tokens", tokens, more="rows")],
             tuning=tile.tuning,
@@ -190,7 +199,7 @@ class AttentionKernels:
             "COLUMNS": tile.columns,
             "WINDOW": block.window,
             "CAP": block.cap,
-            "SHARES": self._options.batch_invariant,
+            "SHARES": bool(self._options.batch_invariant),
             "SPLIT": self.split,
             "MOST_SPLITS": self.splits,
             "TAIL": self._tail,
