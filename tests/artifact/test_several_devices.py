@@ -159,15 +159,20 @@ def test_devices_of_other_kinds_are_not_asked_for(tmp_path: Path) -> None:
             "hip:gfx942,gfx1100",
             HostGpu("hip", "gfx1201"),
             "built for gfx1100, gfx942, and this machine has gfx1201",
-            "--device hip:gfx1100,gfx942,gfx1201`",
+            "--device hip:gfx1100,gfx942,gfx1201 --batch-invariant`",
         ),
-        ("hip:gfx942", HostGpu("hip", "gfx1201"), "built for gfx942, and", "--device hip:gfx1201`"),
+        (
+            "hip:gfx942",
+            HostGpu("hip", "gfx1201"),
+            "built for gfx942, and",
+            "--device hip:gfx1201 --batch-invariant`",
+        ),
         ("hip:gfx942", V3, "built for gfx942, not for a CPU", "--weights bf16`"),
         (
             "hip:gfx942,gfx950",
             V3,
             "built for gfx942, gfx950, not for a CPU",
-            "--device hip:gfx942,gfx950,cpu`",
+            "--device hip:gfx942,gfx950,cpu --batch-invariant`",
         ),
         ("cpu:x86-64-v3", HostGpu("hip", "gfx942"), "built for x86-64-v3", "--device hip:gfx942`"),
         (
@@ -176,8 +181,18 @@ def test_devices_of_other_kinds_are_not_asked_for(tmp_path: Path) -> None:
             "this machine has gfx1036",
             "--weights bf16`",
         ),  # for its CPU
-        ("hip:gfx942,cpu", HostGpu("cuda", None), "this machine has cuda", "--device hip:gfx942,cpu`"),
-        (DEVICE, V2, "x86-64-v3 needs avx2", "--device hip:gfx1100,gfx942,cpu:x86-64-v4,x86-64-v3,host`"),
+        (
+            "hip:gfx942,cpu",
+            HostGpu("cuda", None),
+            "this machine has cuda",
+            "--device hip:gfx942,cpu --batch-invariant`",
+        ),
+        (
+            DEVICE,
+            V2,
+            "x86-64-v3 needs avx2",
+            "--device hip:gfx1100,gfx942,cpu:x86-64-v4,x86-64-v3,host --batch-invariant`",
+        ),
     ],
 )
 def test_where_nothing_fits_it_names_what_is_there_and_what_to_build(

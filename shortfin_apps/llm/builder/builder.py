@@ -138,10 +138,9 @@ def _plan(
         progress.note(f"left out: {model.left_out}")
     if not each_options[0].draft_layer:
         model.spec = replace(model.spec, draft=None)
-    each_options = [with_invariance(model.spec, each) for each in each_options]
     if own_types:
         each_options = [with_own_types(model, each) for each in each_options]
-    plan = _Plan(source, model, each_options, self_test)
+    plan = _Plan(source, model, [with_invariance(model.spec, each) for each in each_options], self_test)
     if own_types:
         progress.note(f"weights: {_own_weights(plan)}; {_alternative(plan)}")
     else:

@@ -31,6 +31,7 @@ KEYS = {
         "source",
         "built_with",
         "target",
+        "batch_invariant",
         "weights",
         "operations",
         "top_k",
@@ -70,6 +71,7 @@ def test_the_json_of_a_program_for_a_gpu(gpu_artifact: Artifact, capsys: pytest.
     assert doc["chip"] == "gfx942"
     assert doc["target"]["device"] == "hip:gfx942"
     assert doc["weights"] == "bf16"
+    assert doc["batch_invariant"]
     assert doc["program_bytes"] == gpu_artifact.vmfb.stat().st_size
     assert doc["cache"] == {
         "type": "bfloat16",
