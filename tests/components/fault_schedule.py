@@ -311,6 +311,8 @@ def on_random_terms(rng: random.Random, asked: GenerateCall, request_id: str) ->
 class Schedule:
     """One schedule; `run` raises if an invariant does not hold."""
 
+    recorder: FlightRecorder | None = None  # of the rig, which may have one
+
     def __init__(self, seed: int) -> None:
         rng = self._rng = random.Random(seed)
         self._clock = SteppedClock()
