@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import httpx
 import pytest
 
 from shortfin_apps.llm.contract.errors import DeviceLostError
@@ -208,14 +209,20 @@ async def test_a_loss_while_a_request_is_aborted() -> None:
         await until_lost(server)
 
 
+async def draining(server: Served) -> tuple[Gate, asyncio.Task[httpx.Response]]:
+    """Begin a drain in the middle of a step; return the step's gate and its request."""
+    gate = Gate(server.rig)
+    asking = asyncio.create_task(server.loop.client.post("/generate", json=body()))
+    await gate.reached()
+    server.loop.server.should_exit = True
+    while await server.status("/ready") == 200:
+        await asyncio.sleep(0)
+    return gate, asking
+
+
 async def test_a_loss_during_the_drain_ends_it_with_the_status_of_a_loss() -> None:
     async with served() as server:
-        gate = Gate(server.rig)
-        asking = asyncio.create_task(server.loop.client.post("/generate", json=body()))
-        await gate.reached()
-        server.loop.server.should_exit = True
-        while await server.status("/ready") == 200:
-            await asyncio.sleep(0)
+        gate, asking = await draining(server)
         lose(server)
         gate.open()
         assert (await asking).status_code == 503
@@ -224,12 +231,7 @@ async def test_a_loss_during_the_drain_ends_it_with_the_status_of_a_loss() -> No
 
 async def test_a_device_that_hangs_during_the_drain_does_not_delay_it() -> None:
     async with served() as server:
-        gate = Gate(server.rig)
-        asking = asyncio.create_task(server.loop.client.post("/generate", json=body()))
-        await gate.reached()
-        server.loop.server.should_exit = True
-        while await server.status("/ready") == 200:
-            await asyncio.sleep(0)
+        gate, asking = await draining(server)
         server.clock.now_s += 3 * STALL_TIMEOUT_S
         assert (await asking).status_code == 503
         await server.loop.ended()

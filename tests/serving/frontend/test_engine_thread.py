@@ -46,17 +46,22 @@ async def test_a_request_that_left_its_lifecycle_does_not_affect_others() -> Non
     await engine.close()
 
 
-async def test_every_request_is_answered_when_the_thread_dies(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = AsyncEngine(rig.engine, max_requests=4)
-    engine.start()
+def break_thread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the next step end the engine's thread."""
 
     def broken(error: object = None) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(rig.scheduler, "plan", broken)
     monkeypatch.setattr(rig.engine, "fail_all", broken)
+
+
+async def test_every_request_is_answered_when_the_thread_dies(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = AsyncEngine(rig.engine, max_requests=4)
+    engine.start()
+    break_thread(rig, monkeypatch)
     deltas = [delta async for delta in engine.admit(call("a", PROMPT))]
     assert isinstance(deltas[-1].error, UnavailableError)
     await asyncio.to_thread(engine._thread.join)
@@ -145,12 +150,7 @@ async def test_an_engine_is_lost_when_an_idle_test_finds_its_device_lost(rig: Ri
 async def test_an_engine_whose_thread_has_died_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = AsyncEngine(rig.engine, max_requests=4)
     engine.start()
-
-    def broken(error: object = None) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(rig.scheduler, "plan", broken)
-    monkeypatch.setattr(rig.engine, "fail_all", broken)
+    break_thread(rig, monkeypatch)
     engine.admit(call("a", PROMPT))
     async with asyncio.timeout(30):
         assert "thread has ended" in await engine.until_lost()

@@ -40,7 +40,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a server process ended: its status (negative for a signal, None if it is left behind).
+    """How a server process ended: its status (negative for a signal, None if it did not end).
 
     `is_lost`: its device is lost, or its driver has ended it. `served_s`: for how long it served.
     """
@@ -183,14 +183,14 @@ class Restarts:
         return self._max_silence_s if watch.serves else self._max_loading_silence_s
 
     async def _finish(self, process: Process, ended: asyncio.Future[int]) -> None:
-        """Wait for a process without a device to end; kill it, and leave it behind if that does not help."""
+        """Wait for a process without a device to end; kill it, and go on without it if that does not help."""
         for number in (signal.SIGKILL, None):
             await asyncio.wait({ended}, timeout=self._max_exit_s)
             if ended.done():
                 return
             if number is not None:
                 _send(process, number)
-        logger.error("the process %d does not end even when killed; it is left behind", process.pid)
+        logger.error("the process %d does not end even when killed; going on without it", process.pid)
         ended.cancel()
 
 
