@@ -17,8 +17,9 @@ TIMEOUT_S = 20.0
 class Started:
     """A pending invocation without results, which may have failed."""
 
-    def __init__(self, error: InvocationError | None = None) -> None:
+    def __init__(self, error: InvocationError | None = None, *, done: bool = True) -> None:
         self.error = error
+        self.done = done
 
     def results(self) -> Sequence[DeviceBuffer]:
         return self.wait()
@@ -58,6 +59,27 @@ def test_add_returns_while_the_driver_is_busy(queue: LaunchQueue) -> None:
     first, second = queue.add(start_slowly), queue.add(Started)
     free.set()  # which a caller that had waited in `add` would never have reached
     assert first.wait() == second.wait() == ()
+
+
+def test_the_caller_waits_for_the_start_on_an_idle_device(queue: LaunchQueue) -> None:
+    for _ in range(50):
+        pending = queue.add(Started)
+        assert not pending._not_begun.locked()
+        assert pending.wait() == ()
+
+
+def test_it_does_not_wait_on_a_busy_device(queue: LaunchQueue) -> None:
+    free = threading.Event()
+
+    def start_slowly() -> Started:
+        assert free.wait(TIMEOUT_S)
+        return Started()
+
+    running = queue.add(lambda: Started(done=False))
+    assert running.wait() == ()
+    others = [queue.add(start_slowly), queue.add(Started)]
+    free.set()
+    assert [each.wait() for each in others] == [()] * 2
 
 
 def test_drain_returns_once_all_are_started(queue: LaunchQueue) -> None:

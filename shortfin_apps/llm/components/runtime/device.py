@@ -96,6 +96,13 @@ class Pending(Protocol):
         ...
 
 
+class PollablePending(Pending, Protocol):
+    """An invocation in flight that tells whether it is over."""
+
+    @property
+    def done(self) -> bool: ...
+
+
 class Program(Protocol):
     """A loaded VMFB with its parameters."""
 

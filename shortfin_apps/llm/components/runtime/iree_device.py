@@ -24,7 +24,12 @@ from iree.runtime._binding import disable_leak_checker
 from iree.runtime.array_interop import map_dtype_to_element_type
 
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
-from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending
+from shortfin_apps.llm.components.runtime.device import (
+    DeviceBuffer,
+    EntrySignature,
+    Pending,
+    PollablePending,
+)
 from shortfin_apps.llm.components.runtime.iree_timeline import Fence, Timeline
 from shortfin_apps.llm.components.runtime.residency import check_residency
 from shortfin_apps.llm.components.runtime.vmfb import Export, load_error, mapped_module, read_exports
@@ -170,7 +175,7 @@ class IreeDevice(ABC):
 
     def submit(
         self, context: Any, function: Any, is_async: bool, arguments: Sequence[DeviceBuffer]
-    ) -> Pending:
+    ) -> PollablePending:
         results = iree.VmVariantList(4)
         with self._lock:
             try:

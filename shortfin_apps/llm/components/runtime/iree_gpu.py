@@ -25,7 +25,7 @@ from typing import Any, TypeVar, cast
 import iree.runtime as iree
 import numpy as np
 
-from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, GpuDriver, Pending
+from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer, GpuDriver, PollablePending
 from shortfin_apps.llm.components.runtime.device_errors import copy_of, lost_error
 from shortfin_apps.llm.components.runtime.gpu_choice import select, unavailable, unopenable
 from shortfin_apps.llm.components.runtime.gpu_memory import spare_gpu_bytes, spare_hip_bytes
@@ -120,7 +120,7 @@ class GpuDevice(IreeDevice):
 
     def submit(
         self, context: Any, function: Any, is_async: bool, arguments: Sequence[DeviceBuffer]
-    ) -> Pending:
+    ) -> PollablePending:
         start = super().submit
         return self._launches.add(lambda: start(context, function, is_async, arguments))
 
