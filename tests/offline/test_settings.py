@@ -61,8 +61,8 @@ def test_what_has_no_effect_is_noted() -> None:
 
 
 def test_no_prompt_is_refused_because_of_others() -> None:
-    assert local_config("model", {}, unnoted).engine.max_queue_tokens > 1e9
-    assert local_config("model", {"max_queue_tokens": 5}, unnoted).engine.max_queue_tokens == 5
+    assert local_config("model", {}, unnoted).engine.queued_tokens > 1e9
+    assert local_config("model", {"max_queue_tokens": 5}, unnoted).engine.queued_tokens == 5
 
 
 def test_a_build_that_fails_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from shortfin_apps.llm.components.speculation.options import DEFAULT_MAX_TOKENS
 from shortfin_apps.llm.serving.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
 from shortfin_apps.llm.setting import setting
 
+GPU_MAX_QUEUE_TOKENS = 8 * MAX_QUEUE_TOKENS  # half a minute of prefills of an 8B on an H200
+
 Speculative = Literal["off", "ngram", "mtp"]
 SelfTestTime = Literal["off", "start", "hourly"]
 
@@ -43,9 +45,10 @@ class EngineSettings:
         ge=1,
     )
     max_queue: int = setting(256, "maximum waiting requests; further ones get 429", common=True, ge=1)
-    max_queue_tokens: int = setting(
-        MAX_QUEUE_TOKENS,
-        "most prompt tokens of requests without a first token; further requests are answered 429",
+    max_queue_tokens: int | None = setting(
+        None,
+        "most prompt tokens of requests without a first token; further requests are answered 429 (default: "
+        f"{MAX_QUEUE_TOKENS:,}, and {GPU_MAX_QUEUE_TOKENS:,} on GPUs)",
         ge=1,
     )
     pages: Annotated[int, Field(ge=2)] | Literal["auto"] | None = setting(
@@ -112,6 +115,12 @@ class EngineSettings:
     def is_on_gpu(self) -> bool:
         """Whether the device is a GPU."""
         return is_gpu(self.device)
+
+    @property
+    def queued_tokens(self) -> int:
+        """The maximum prompt tokens of requests without a first token."""
+        default = GPU_MAX_QUEUE_TOKENS if self.is_on_gpu else MAX_QUEUE_TOKENS
+        return self.max_queue_tokens or default
 
     @property
     def driver(self) -> str:

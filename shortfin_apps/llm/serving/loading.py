@@ -136,7 +136,7 @@ def load_engine(
     return AsyncEngine(
         engine,
         max_requests=engine.max_running + settings.max_queue,
-        max_queue_tokens=settings.max_queue_tokens,
+        max_queue_tokens=settings.queued_tokens,
         stall_timeout_s=settings.stall_timeout,
         on_close=close,
         dumps=_dumps(recorder, settings, facts, device.name, engine),
