@@ -87,9 +87,9 @@ def test_without_a_compiler_what_must_be_built_is_skipped(
     bench.close()
 
 
-@pytest.mark.usefixtures("no_compiler")
-def test_without_a_compiler_a_cache_is_used(bench: Bench) -> None:
+def test_without_a_compiler_a_cache_is_used(bench: Bench, request: pytest.FixtureRequest) -> None:
     cached = bench.exact_on_cpu
+    request.getfixturevalue("no_compiler")
     assert Bench(Plan("random:tiny", "cpu")).exact_on_cpu.vmfb == cached.vmfb
 
 

@@ -156,7 +156,7 @@ class Bench:
     @property
     def is_emulated(self) -> bool:
         """Whether the GPU is emulated_gpu's, which has no clock. The device must be open."""
-        library = loaded_library(HIP) if self.kind in ("hip", "amdgpu") else None
+        library = loaded_library(HIP) if GPU_NAMES.get(self.kind) == "hip" else None
         return library is not None and hasattr(library, "emulated_gpu_report")
 
     @cached_property
@@ -179,7 +179,7 @@ class Bench:
 
         In bf16: without matrix instructions, as of RDNA in f32, entries add in other orders.
         """
-        is_amd = self.kind in ("hip", "amdgpu")
+        is_amd = GPU_NAMES.get(self.kind) == "hip"
         return self._tiny(self.plan.device, **_SHORT, batch_invariant=is_amd)
 
     @cached_property

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm import __version__
+from shortfin_apps.llm.components.runtime.device import GPU_NAMES
 from shortfin_apps.llm.contract.gpu_code.chips import CHIPS, Chip
 from shortfin_apps.llm.contract.iree_release import installed_version
 
@@ -60,7 +61,7 @@ def facts(device: str, root: Path = ROOT) -> dict[str, Any]:
 def chip_of(device: str) -> Chip | None:
     """Return the row of the table of AMD chips for a device such as `hip:gfx942`; None without one."""
     kind, _, name = device.partition(":")
-    return CHIPS.get(name) if kind in ("hip", "amdgpu") else None
+    return CHIPS.get(name) if GPU_NAMES.get(kind) == "hip" else None
 
 
 def clocks(root: Path = ROOT) -> dict[str, str]:
@@ -82,7 +83,7 @@ def clocks(root: Path = ROOT) -> dict[str, str]:
 def obstacle(device: str, root: Path = ROOT) -> str | None:
     """Return what keeps this user from the AMD GPU, if the kernel has one; None if nothing is known to."""
     kfd = root / "dev/kfd"
-    if not device.startswith(("hip", "amdgpu")) or not kfd.exists():
+    if GPU_NAMES.get(device.partition(":")[0]) != "hip" or not kfd.exists():
         return None
     nodes = [kfd, *sorted((root / "dev/dri").glob("renderD*"))]
     closed = [str(node.relative_to(root)) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
