@@ -18,7 +18,7 @@ ARTIFACT ?= .artifacts/smollm2-135m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install serve test check slow amd amd-smollm2 has-gcc border newest newest-install soak lint format docs bench clean
+.PHONY: help install serve test gate check slow amd amd-smollm2 has-gcc border newest newest-install soak lint format docs bench clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,7 +37,9 @@ else
 	@$(PYTEST) -m "not (slow or emulated or by_hand)" $(IN_TWO) $(PYTEST_ARGS)
 endif
 
-check: test soak border newest amd slow ## run `make test`, then everything else
+gate: test soak border newest amd ## what CI runs: `make test`, then a part of everything else
+
+check: gate slow ## run everything
 
 # Bytecode is kept even where the environment says not to, as this starts hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,14 +47,15 @@ PYTEST = $(BIN)/python -m pytest
 # Tests are dealt out to two processes; beside another one, benchmarks would measure nothing.
 IN_TWO := -n 2 --dist worksteal --benchmark-disable
 
-slow: $(VENV)/dev.stamp ## run the tests that `make test` leaves out, but those of `make amd`
+slow: $(VENV)/dev.stamp has-gcc ## run the tests that `make test` and `make amd` leave out
 	@$(PYTEST) -m "slow and not (emulated or by_hand)" $(IN_TWO) $(PYTEST_ARGS)
+	@$(PYTEST) -m "slow and emulated and not by_hand" -p no:randomly $(IN_TWO) $(PYTEST_ARGS) tests
 
 # The emulator's own tests have processes of their own: they run Python functions on its streams, for which
 # a device of IREE's that Python collects meanwhile would wait forever, as it holds Python's lock.
 amd: $(VENV)/dev.stamp has-gcc ## run the tests of the AMD path on emulated GPUs
 	@$(PYTEST) -m emulated -p no:randomly $(IN_TWO) $(PYTEST_ARGS) emulated_gpu
-	@$(PYTEST) -m "emulated and not by_hand" -p no:randomly $(IN_TWO) $(PYTEST_ARGS) tests
+	@$(PYTEST) -m "emulated and not (slow or by_hand)" -p no:randomly $(IN_TWO) $(PYTEST_ARGS) tests
 has-gcc:
 	@command -v $${CC:-gcc} >/dev/null || { echo "make: the emulated GPU needs gcc" \
 	  "(on Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""Lists of cases: those of which `make test` runs a few and `make check` the others, and pairs of three."""
+"""Lists of cases, of which `make test` or `make amd` runs a few and `make slow` others; pairs of three."""
 
 from __future__ import annotations
 

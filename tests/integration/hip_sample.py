@@ -20,7 +20,7 @@ from tests.hip import EmulatedGpus
 from tests.integration.generation import Continuation, assert_all_same, generate, open_engine
 from tests.integration.test_hip_receipts import ways_of
 
-CHIPS = ("gfx90a", "gfx942")  # `make check` has the others
+CHIP = "gfx942"  # `make amd` and `make slow` have the others
 TOLERANCE = 0.1  # both are rounded to bf16, at other places
 MAX_TOKENS = 6
 PROMPTS = [[(7 * index + 3 * length) % 250 for index in range(length)] for length in (1, 16, 63, 130)]
@@ -35,13 +35,12 @@ def tokens_of(artifact: Artifact, options: EngineSettings) -> list[Continuation]
 def main(folder: Path) -> None:
     expected = tokens_of(build("random:tiny", folder / "cpu", SIZES, QuietProgress()), EngineSettings())
     gpus = EmulatedGpus()
-    for chip in CHIPS:
-        artifact = build("random:tiny", folder / chip, replace(SIZES, device=f"hip:{chip}"), QuietProgress())
-        with gpus.watch(chip):
-            got = tokens_of(artifact, EngineSettings(device="hip"))
-            in_chunks, alone = ways_of(artifact, gpus, 140, chip)
-        assert_all_same(expected, got, TOLERANCE, MAX_TOKENS)
-        assert len(in_chunks | alone) == 1, f"{chip}: a token has other bits in a decode than in a prefill"
+    artifact = build("random:tiny", folder / CHIP, replace(SIZES, device=f"hip:{CHIP}"), QuietProgress())
+    with gpus.watch(CHIP):
+        got = tokens_of(artifact, EngineSettings(device="hip"))
+        in_chunks, alone = ways_of(artifact, gpus, 140, CHIP)
+    assert_all_same(expected, got, TOLERANCE, MAX_TOKENS)
+    assert len(in_chunks | alone) == 1, "a token has other bits in a decode than in a prefill"
 
 
 if __name__ == "__main__":

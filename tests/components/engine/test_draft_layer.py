@@ -31,7 +31,7 @@ ALONE = SpeculationOptions(max_tokens=0, row_cost=0)
 EOS = frozenset({11})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     errs=st.floats(0, 1),
     repeats=st.sampled_from([0, 0.6]),

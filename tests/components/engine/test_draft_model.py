@@ -33,7 +33,7 @@ def drafting(draft: FakeDraft, **options: Any) -> Rig:
     return make_rig(fake_config(pages=64), draft=draft, **options)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     errs=st.floats(0, 1),
     repeats=st.sampled_from([0, 0.6]),

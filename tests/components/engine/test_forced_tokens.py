@@ -96,7 +96,7 @@ def noted_batches(rig: Rig) -> list[Batch]:
     return batches
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     requests=st.lists(
         st.tuples(

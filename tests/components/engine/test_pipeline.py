@@ -295,7 +295,7 @@ def served(rig: Rig, asked: list[tuple[list[int], dict[str, Any], int]]) -> dict
     raise AssertionError("the engine makes no progress")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     arrivals,
     st.sampled_from(["default", "extend-attention"]),

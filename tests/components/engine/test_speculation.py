@@ -116,7 +116,7 @@ def of(deltas: list[Delta], wanted: GenerateCall) -> list[Delta]:
     return [delta for delta in deltas if delta.request_id == wanted.request_id]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     repeats=st.floats(0, 1),
     requests=REQUESTS,

@@ -178,7 +178,7 @@ class BlockTablesMachine(RuleBasedStateMachine):
 
 
 TestBlockTables = BlockTablesMachine.TestCase
-TestBlockTables.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestBlockTables.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @settings(max_examples=60, deadline=None)

@@ -101,4 +101,4 @@ class PublishedMachine(CacheMachine):
 
 
 TestPublished = PublishedMachine.TestCase
-TestPublished.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestPublished.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

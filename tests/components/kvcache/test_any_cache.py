@@ -21,7 +21,7 @@ class TrieMachine(CacheMachine):
 TestBase = BaseMachine.TestCase
 TestBase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestTrie = TrieMachine.TestCase
-TestTrie.settings = settings(max_examples=500, stateful_step_count=50, deadline=None)
+TestTrie.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("none", KVCache), ("trie", TrieCache)])

@@ -291,11 +291,11 @@ class TrieWindowMachine(WindowMachine):
 TestBaseWindows = BaseWindowMachine.TestCase
 TestBaseWindows.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestTrieWindows = TrieWindowMachine.TestCase
-TestTrieWindows.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestTrieWindows.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestBaseStates = BaseStateMachine.TestCase
 TestBaseStates.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestTrieStates = TrieStateMachine.TestCase
-TestTrieStates.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestTrieStates.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 
 
 def trie(num_window_pages: int) -> KVCache:

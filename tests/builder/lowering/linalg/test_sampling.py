@@ -68,7 +68,7 @@ row_cases = st.tuples(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(row_cases, min_size=ROWS, max_size=ROWS))
 def test_tokens_are_those_of_the_host(compiled: Any, cases: list[Any]) -> None:
     rows, requests = [], []
