@@ -46,6 +46,7 @@ def test_only_the_model_directory_is_required() -> None:
         (["DIR", "--speculative", "eagle"], "`--speculative`"),
         (["DIR", "--speculative", "ngram", "--speculative-tokens", "0"], "`--speculative-tokens`"),
         (["DIR", "--pages", "1"], "`--pages`"),
+        (["DIR", "--threads", "65"], "`--threads`"),
         (["DIR", "--pages", "all"], "`--pages`"),
         (["DIR", "--default-temperature", "nan"], "`--default-temperature`"),
         (["DIR", "--config", "no-such-file"], "no-such-file"),
