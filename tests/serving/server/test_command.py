@@ -74,4 +74,4 @@ def test_an_empty_api_key_does_not_start_an_open_server(
 ) -> None:
     monkeypatch.setenv("SHORTFIN_LLM_API_KEY", value)
     assert command.main(["no-such-directory"]) == 2
-    assert capsys.readouterr().err.startswith("error: `--api-key`: ")
+    assert capsys.readouterr().err.startswith("error: `SHORTFIN_LLM_API_KEY`: ")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.components.batching.mode import BatchSettings
-from shortfin_apps.llm.serving.server.config import ServerConfigError, flag
+from shortfin_apps.llm.serving.server.config import ServerConfigError
 from tests.serving.server.settings import notes_of, parse
 
 
@@ -104,7 +104,7 @@ def test_two_settings_for_one_thing_are_refused(argv: list[str], message: str) -
 def test_an_empty_value_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty host would be every address, and an empty path the working directory."""
     monkeypatch.setenv(f"SHORTFIN_LLM_{setting.upper()}", "")
-    with pytest.raises(ServerConfigError, match=f"`{flag(setting)}`: .*empty"):
+    with pytest.raises(ServerConfigError, match=f"`SHORTFIN_LLM_{setting.upper()}`: .*empty"):
         parse(*([] if setting == "artifact" else ["DIR"]))
 
 
