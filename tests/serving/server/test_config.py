@@ -54,6 +54,9 @@ def test_only_the_model_directory_is_required() -> None:
         (["DIR", "--max-queue-tokens", "0"], "`--max-queue-tokens`"),
         (["DIR", "--request-timeout", "0"], "`--request-timeout`"),
         (["DIR", "--stall-timeout", "inf"], "`--stall-timeout`"),
+        (["DIR", "--cors-origin", "app.example"], "`--cors-origin app.example` is no origin"),
+        (["DIR", "--cors-origin", "https://a", "--cors-origin", "https://a.example/"], "https://a.example/"),
+        (["DIR", "--cors-origin", "https://App.example"], "in lower case"),
         (["DIR", "--tenant-weights", "alice"], "'alice' must be"),
         (["DIR", "--tenant-weights", "alice=0"], "'alice=0' must be"),
         (["DIR", "--tenant-weights", "=1"], "'=1' must be"),
@@ -64,6 +67,12 @@ def test_only_the_model_directory_is_required() -> None:
 def test_an_invalid_setting_is_named(argv: list[str], message: str) -> None:
     with pytest.raises(ServerConfigError, match=message):
         parse(*argv)
+
+
+def test_origins_are_taken_as_browsers_send_them() -> None:
+    origins = ["*", "null", "https://a.example", "http://[::1]:3000", "chrome-extension://abc"]
+    flags = [word for origin in origins for word in ("--cors-origin", origin)]
+    assert parse("DIR", *flags).http.cors_origin == tuple(origins)
 
 
 @pytest.mark.parametrize(
