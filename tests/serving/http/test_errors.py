@@ -136,7 +136,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:x"}}
          None, "images, documents and other blocks are not supported"),
         (MESSAGES_ROUTE, {**chat("hi"), "system": [{"type": "text"}]}, None, "`system.text`: Field required"),
         (MESSAGES_ROUTE, {**chat("hi"), "system": [{}]}, None, "`system.type`: Field required"),
-        (MESSAGES_ROUTE, chat([{"type": "text"}]), None, "`messages.content.text`: Field required"),
+        (MESSAGES_ROUTE, chat([{"type": "text"}]), None, "`messages[0].content.text`: Field required"),
         *(
             (path, {**body, "tools": tools, "tool_choice": choice}, param, said)
             for path, body, tools in (
@@ -157,6 +157,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:x"}}
          "tool_choice.mode", "Field required"),
         (COMPLETIONS, {"prompt": "a", "stop": [5]}, "stop", "should be a valid string"),
         (COMPLETIONS, {"prompt": {}}, "prompt", "should be a valid string; or"),
+        (COMPLETIONS, {"prompt": ["a", 5]}, "prompt", "`prompt`: Input should be"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 10**20}, "max_tokens", "integer of at most 64 bits"),
+        (CHAT, {"messages": [MESSAGES[0], {"content": "a"}]}, "messages.role", "`messages[1].role`:"),
+        ("/tokenize", {}, None, "the body: give exactly one of `prompt` and `messages`"),
         (COMPLETIONS, {"prompt": "a", "n": "x", "logit_bias": {"5": []}}, "n", "valid integer"),
     ],
 )  # fmt: skip
