@@ -91,7 +91,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("components.engine", "serving.frontend"),
     ),
     "serving.engine_settings": (
-        *("setting", "components.kvcache", "components.kv_events", "components.runtime"),
+        *("contract", "setting", "components.kvcache", "components.kv_events", "components.runtime"),
         *("components.speculation", "components.batching", "serving.frontend"),
     ),
     "serving.speculative_loading": (

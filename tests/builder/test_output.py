@@ -115,6 +115,8 @@ def test_an_unwritable_parent_is_refused_before_downloads(
     monkeypatch.setattr(builder, "open_source", None)
     message = f"{tmp_path}/x/y: cannot be created, as {tmp_path} is not writable; choose another folder"
     assert refusal(tmp_path / "x" / "y") == message
+    monkeypatch.setenv("SHORTFIN_LLM_CACHE", str(tmp_path / "x"))
+    assert refusal(tmp_path / "x" / "y").endswith("; set SHORTFIN_LLM_CACHE to another folder")
 
 
 def test_a_folder_without_support_for_files_is_refused() -> None:

@@ -98,6 +98,19 @@ async def test_token_ids_are_a_prompt_too(client: LlmClient, server: ScriptedSer
     assert server.bodies()[0]["prompt"] == [0, 1, 2]
 
 
+async def test_several_prompts_in_place_of_one_are_refused(client: LlmClient, server: ScriptedServer) -> None:
+    prompts: Any = ["Paris", "London"]  # their answers would be mixed in one stream, or all but one lost
+    with pytest.raises(InvalidRequestError, match="`prompt` must be one text"):
+        await client.generate(prompts)
+    with pytest.raises(InvalidRequestError, match="`prompt` must be one text"):
+        client.stream(prompts)
+
+
+async def test_numbers_that_json_would_drop_are_refused(client: LlmClient, server: ScriptedServer) -> None:
+    with pytest.raises(InvalidRequestError, match="`temperature` must be a finite number, not nan"):
+        await client.chat(QUESTION, temperature=math.nan)
+
+
 async def test_chat_sends_the_messages(client: LlmClient, server: ScriptedServer) -> None:
     server.on(CHAT, says({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}))
     assert (await client.chat(QUESTION, seed=7)).text == "Hi"

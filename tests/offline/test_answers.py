@@ -62,6 +62,18 @@ def test_what_json_cannot_express_is_refused() -> None:
         completion_body(prompt, None, {})
 
 
+@pytest.mark.parametrize("temperature", [float("nan"), float("inf")])
+def test_numbers_that_json_would_drop_are_refused(temperature: float) -> None:
+    with pytest.raises(InvalidRequestError, match="`temperature` must be a finite number"):
+        completion_body("a", None, {"temperature": temperature})
+
+
+@pytest.mark.parametrize("prompts", [["a", "b"], [[1], [2]]])
+def test_several_prompts_in_place_of_one_are_refused(prompts: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="`prompt` must be one text or the token ids of one"):
+        completion_body(prompts, None, {})
+
+
 def test_lone_surrogates_are_replaced() -> None:
     assert json.loads(completion_body("a\ud83d", None, {}))["prompt"] == "a\ufffd"
     messages = [{"role": "user", "content": "\ude00b"}]

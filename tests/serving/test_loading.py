@@ -16,6 +16,7 @@ from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.kv_events import publisher as publisher_module
 from shortfin_apps.llm.components.kv_events.options import KVEventsError, KVEventSettings
 from shortfin_apps.llm.components.kv_events.publisher import KVEventPublisher
+from shortfin_apps.llm.components.recorder.records import Header
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.contract.errors import ArtifactError, SelfTestError
@@ -52,6 +53,23 @@ def test_a_page_table_of_the_scratch_page_alone_is_refused_and_the_device_closed
             EngineSettings(pages=1),
         )
     assert closed == ["closed"]
+
+
+async def test_a_dump_directory_that_cannot_be_used_is_reported_before_serving(
+    tiny_artifact: Artifact, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    engine = load_engine(
+        tiny_artifact.config,
+        tiny_artifact.vmfb,
+        tiny_artifact.parameters,
+        NO_EOS,
+        EngineSettings(dump_dir=tmp_path / "file" / "dumps"),
+        ModelFacts(dumps=Header()),
+    )
+    engine.start()
+    await engine.close()
+    assert "choose another --dump-dir" in caplog.text
 
 
 async def test_kv_events_of_a_compiled_model_are_published_until_the_engine_closes(

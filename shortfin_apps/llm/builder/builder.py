@@ -441,7 +441,7 @@ def _cached_self_tests(plan: _Plan, cache: BuildCache, progress: BuildProgress) 
 
     def make(folder: Path) -> None:
         with progress.stage("self-test", len(plan.model.spec.layers)) as stage:
-            stage.say("what the model computes for a few prompts, in f32 (`--no-self-test` leaves it out)")
+            stage.say("results for a few prompts, computed in f32 (`build --no-self-test` leaves it out)")
             made = make_self_test(plan.model, program.options, program.target, stage.advance)
         (folder / file_names.SELF_TEST).write_bytes(made.to_json())
 

@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.artifact.file_names import FILES, MANIFEST, PROGRAM_FILE
+from shortfin_apps.llm.builder.cache import ENVIRONMENT_VARIABLE, user_cache
 from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 
 _WORKING_NAME = re.compile(r"\..+\.(lock|partial|previous)")
@@ -105,7 +106,10 @@ def tell_dropped(out: Path, kept: Collection[str], note: Callable[[str], None]) 
 
 def file_error(error: OSError, out: Path) -> BuildError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return BuildError(f"no space left while building {out}; free some and run it again")
+        return BuildError(
+            f"no space left while building {out}, there or in the cache {user_cache()}; free some "
+            "(`shortfin-llm prune` removes from the cache) and run it again"
+        )
     where = error.filename or out
     return BuildError(f"{where}: {error.strerror or error}")
 
@@ -207,4 +211,5 @@ def _require_writable(out: Path) -> None:
     if not parent.is_dir():
         raise BuildError(f"{out}: cannot be created, as {parent} is a file; choose another folder")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise BuildError(f"{out}: cannot be created, as {parent} is not writable; choose another folder")
+        choose = f"set {ENVIRONMENT_VARIABLE} to" if out.is_relative_to(user_cache()) else "choose"
+        raise BuildError(f"{out}: cannot be created, as {parent} is not writable; {choose} another folder")

@@ -35,6 +35,8 @@ from shortfin_apps.llm.client.sending import (
     DEFAULT_URL,
     RetryPolicy,
     bearer,
+    checked_fields,
+    checked_prompt,
     checked_timeout,
     parse_retry_after,
     together,
@@ -195,14 +197,14 @@ class LlmClient:
             ) from None
 
     def _completion(self, prompt: Prompt, sampling: Sampling) -> dict[str, object]:
-        return self._body({"prompt": prompt if isinstance(prompt, str) else list(prompt)}, sampling)
+        return self._body({"prompt": checked_prompt(prompt)}, sampling)
 
     def _chat(self, messages: Sequence[Message], options: ChatOptions) -> dict[str, object]:
         return self._body({"messages": [dict(message) for message in messages]}, options)
 
     def _body(self, body: dict[str, object], sampling: Sampling) -> dict[str, object]:
         model = {} if self._model is None else {"model": self._model}
-        return body | model | {name: value for name, value in sampling.items() if value is not None}
+        return body | model | checked_fields(sampling)
 
     async def _complete(self, path: str, body: dict[str, object]) -> Generation:
         return parse_generation(await self._json("POST", path, body))

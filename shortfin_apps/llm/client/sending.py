@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -12,6 +13,31 @@ from typing import Any
 from shortfin_apps.llm.contract.errors import InvalidRequestError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def checked_prompt(prompt: str | Sequence[int]) -> str | list[int]:
+    """Return the prompt for a request body.
+
+    Raises InvalidRequestError for several prompts, whose answers a caller of one would mix or lose.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if any(isinstance(each, str | Sequence) for each in prompt):
+        raise InvalidRequestError(
+            "`prompt` must be one text or the token ids of one; give each prompt on its own", "prompt"
+        )
+    return list(prompt)
+
+
+def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not None.
+
+    Raises InvalidRequestError for NaN and infinity, as JSON would have null in their place.
+    """
+    for name, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequestError(f"`{name}` must be a finite number, not {value}", name)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def parse_retry_after(value: str | None, now_s: float) -> float | None:

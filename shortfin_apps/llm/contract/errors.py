@@ -2,6 +2,7 @@
 
 LlmError
 ├── InvalidRequestError        the request is wrong; names the parameter         (HTTP 400)
+│   ├── ContextLengthError     more tokens than the model's context holds         (HTTP 400)
 │   └── ConstraintError        grammar or bans allow no next token                (HTTP 400)
 ├── OverloadedError            queue full, try again after `retry_after_s`       (HTTP 429)
 ├── UnavailableError           loading, draining or stopped                      (HTTP 503)
@@ -41,6 +42,10 @@ class InvalidRequestError(LlmError):
         super().__init__(message)
         self.param = param
         self.extra = extra or {}
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt, or the prompt and the tokens to generate, do not fit the model's context."""
 
 
 class ModelNotFoundError(InvalidRequestError):

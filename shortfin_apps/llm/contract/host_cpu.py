@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import ClassVar
 
 CPUINFO = Path("/proc/cpuinfo")
+# Workers that IREE starts at most, whatever it is asked for (IREE_TASK_EXECUTOR_MAX_WORKER_COUNT).
+MAX_CPU_WORKERS = 64
 
 # LLVM's names of features whose instructions LLVM selects by itself, so that a compiled model faults on a CPU
 # without the feature. Features that Linux does not report are left out.

@@ -10,6 +10,7 @@ import orjson
 
 from shortfin_apps.llm.client.answers import ChatOptions, Sampling, ToolCall, Usage, parse_generation
 from shortfin_apps.llm.client.errors import ServerError
+from shortfin_apps.llm.client.sending import checked_fields, checked_prompt
 from shortfin_apps.llm.contract.errors import InvalidRequestError, LlmError
 from shortfin_apps.llm.lone_surrogates import json_of
 
@@ -45,9 +46,7 @@ def completion_body(prompt: str | Sequence[int], logprobs: int | None, sampling:
 
     Raises InvalidRequestError for values that JSON cannot express.
     """
-    return _body(
-        {"prompt": prompt if isinstance(prompt, str) else list(prompt), "logprobs": logprobs}, sampling
-    )
+    return _body({"prompt": checked_prompt(prompt), "logprobs": logprobs}, sampling)
 
 
 def chat_body(
@@ -67,7 +66,7 @@ def streamed(body: bytes) -> bytes:
 
 
 def _body(fields: Mapping[str, Any], given: Mapping[str, Any]) -> bytes:
-    values = {name: value for name, value in {**fields, **given}.items() if value is not None}
+    values = checked_fields({**fields, **given})
     try:
         return json_of(values | {"return_token_ids": True}, option=OPTIONS)
     except TypeError as error:

@@ -13,6 +13,7 @@ from shortfin_apps.llm.components.kv_events.options import KVEventSettings
 from shortfin_apps.llm.components.kvcache import PrefixCache
 from shortfin_apps.llm.components.runtime.open import Runtime, is_gpu
 from shortfin_apps.llm.components.speculation.options import DEFAULT_MAX_TOKENS
+from shortfin_apps.llm.contract.host_cpu import MAX_CPU_WORKERS
 from shortfin_apps.llm.serving.frontend.async_engine import MAX_QUEUE_TOKENS, STALL_TIMEOUT_S
 from shortfin_apps.llm.setting import setting
 
@@ -36,7 +37,13 @@ class EngineSettings:
     device_ids: tuple[str, ...] = setting(
         (), "GPUs to use, one per pipeline stage: indices or names", common=True
     )
-    threads: int | None = setting(None, "CPU workers (default: all CPUs)", common=True, ge=1)
+    threads: int | None = setting(
+        None,
+        f"CPU workers (default: all CPUs, at most {MAX_CPU_WORKERS})",
+        common=True,
+        ge=1,
+        le=MAX_CPU_WORKERS,
+    )
     batching: BatchSettings = field(default_factory=BatchSettings)
     max_running: int | None = setting(
         None,

@@ -154,7 +154,9 @@ def _dumps(
     header.num_pages = stats.pages.total + 1
     header.num_window_pages = 0 if stats.window_pages is None else stats.window_pages.total + 1
     header.stride = stats.page_tokens
-    return Dumps(recorder, settings.dump_dir, header)
+    dumps = Dumps(recorder, settings.dump_dir, header)
+    dumps.check()
+    return dumps
 
 
 def _publisher(settings: KVEventSettings, default_topic: str, page_tokens: int) -> KVEventPublisher:

@@ -116,6 +116,19 @@ def test_a_directory_that_cannot_be_made_is_logged_and_hurts_nobody(
         dumps.write("asked")
 
 
+def test_a_chosen_directory_that_cannot_be_used_is_reported_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    Dumps(FlightRecorder(), tmp_path / "file" / "dumps", HEADER).check()
+    assert "no dump can be written there (Not a directory); choose another --dump-dir" in caplog.text
+    caplog.clear()
+    Dumps(FlightRecorder(), tmp_path / "new" / "dumps", HEADER).check()
+    Dumps(FlightRecorder(), None, HEADER).check()
+    assert caplog.text == ""
+    assert list((tmp_path / "new" / "dumps").iterdir()) == []
+
+
 def test_a_thread_that_cannot_be_started_hurts_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

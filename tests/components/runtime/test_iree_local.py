@@ -13,7 +13,8 @@ import pytest
 
 from shortfin_apps.llm.components.runtime.iree_device import IreeProgram
 from shortfin_apps.llm.components.runtime.iree_local import LocalDevice, open_local_task
-from shortfin_apps.llm.contract.errors import InvocationError
+from shortfin_apps.llm.contract.errors import ArtifactError, InvocationError
+from shortfin_apps.llm.contract.host_cpu import MAX_CPU_WORKERS
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -42,6 +43,11 @@ def check_works(device: LocalDevice, program: IreeProgram) -> None:
 def test_a_buffer_only_dispatches_write_is_aligned_to_a_page(device: LocalDevice) -> None:
     slab = device.allocate((3, 5000), np.dtype(np.float16), only_dispatches=True)
     assert slab.map_bytes().ctypes.data % mmap.PAGESIZE == 0
+
+
+def test_workers_beyond_the_limit_of_the_runtime_are_refused(device: LocalDevice) -> None:
+    with pytest.raises(ArtifactError, match="at most 64 CPU workers"):
+        open_local_task(MAX_CPU_WORKERS + 1)
 
 
 def test_an_invocation_that_fails_in_flight(device: LocalDevice, program: IreeProgram) -> None:

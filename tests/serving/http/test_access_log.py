@@ -112,7 +112,7 @@ REFUSED: list[tuple[str, str, Any, int, str | None]] = [
     ("POST", "/generate", {"text": "a", "sampling_params": {"n": 0}}, 400, "INVALID_REQUEST_ARGS"),
     ("POST", "/v1/completions", {"prompt": 1.5}, 400, "INVALID_REQUEST_ARGS"),
     ("POST", "/v1/chat/completions", {**CHAT, "model": "other"}, 404, "model_not_found"),
-    ("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 10**6}, 400, "INVALID_REQUEST_ARGS"),
+    ("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 10**6}, 400, "context_length_exceeded"),
     ("POST", "/generate", {"text": "a" * 5000}, 413, None),
     ("POST", "/abort_all", None, 403, "FORBIDDEN"),
     ("GET", "/generate", None, 405, None),

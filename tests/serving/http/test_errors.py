@@ -15,7 +15,15 @@ from shortfin_apps.llm.contract.errors import (
     UnavailableError,
 )
 from shortfin_apps.llm.serving.http.errors import ANSWERS, answer_to, openai_shape, shape_of
-from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness
+from tests.serving.api.harness import (
+    CHAT,
+    COMPLETIONS,
+    MAX_SEQ_LEN,
+    MESSAGES,
+    MESSAGES_ROUTE,
+    RESPONSES,
+    Harness,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,39 @@ def test_subclasses_precede_their_bases_in_the_table() -> None:
     kinds = [kind for kind, _ in ANSWERS]
     for i, kind in enumerate(kinds):
         assert not any(issubclass(later, kind) for later in kinds[i + 1 :])
+
+
+LONG = "7 " * MAX_SEQ_LEN
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": LONG}, "prompt"),
+        (COMPLETIONS, {"prompt": "7" * 900_000}, "prompt"),
+        (COMPLETIONS, {"prompt": [1] * (MAX_SEQ_LEN + 1), "echo": True, "max_tokens": 0}, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": MAX_SEQ_LEN}, "max_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        (CHAT, {"messages": MESSAGES, "max_completion_tokens": MAX_SEQ_LEN}, "max_completion_tokens"),
+        (RESPONSES, {"input": LONG}, "input"),
+        (RESPONSES, {"input": "a", "max_output_tokens": MAX_SEQ_LEN}, "max_output_tokens"),
+    ],
+)
+async def test_clients_recognise_a_request_that_exceeds_the_context(
+    path: str, body: dict[str, Any], param: str, harness: Harness
+) -> None:
+    response = await harness.client.post(path, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+
+
+async def test_anthropics_clients_recognise_a_prompt_that_exceeds_the_context(harness: Harness) -> None:
+    body = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 9}
+    error = (await harness.client.post(MESSAGES_ROUTE, json=body)).json()["error"]
+    assert error["message"].startswith("prompt is too long: `messages` has")
+    body["messages"] = []
+    error = (await harness.client.post(MESSAGES_ROUTE, json=body)).json()["error"]
+    assert error["message"].startswith("`messages`")
 
 
 async def test_a_wrong_content_type_names_the_right_one(harness: Harness) -> None:
@@ -95,7 +136,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:x"}}
          None, "images, documents and other blocks are not supported"),
         (MESSAGES_ROUTE, {**chat("hi"), "system": [{"type": "text"}]}, None, "`system.text`: Field required"),
         (MESSAGES_ROUTE, {**chat("hi"), "system": [{}]}, None, "`system.type`: Field required"),
-        (MESSAGES_ROUTE, chat([{"type": "text"}]), None, "`messages.content.text`: Field required"),
+        (MESSAGES_ROUTE, chat([{"type": "text"}]), None, "`messages[0].content.text`: Field required"),
         *(
             (path, {**body, "tools": tools, "tool_choice": choice}, param, said)
             for path, body, tools in (
@@ -116,6 +157,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:x"}}
          "tool_choice.mode", "Field required"),
         (COMPLETIONS, {"prompt": "a", "stop": [5]}, "stop", "should be a valid string"),
         (COMPLETIONS, {"prompt": {}}, "prompt", "should be a valid string; or"),
+        (COMPLETIONS, {"prompt": ["a", 5]}, "prompt", "`prompt`: Input should be"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 10**20}, "max_tokens", "integer of at most 64 bits"),
+        (CHAT, {"messages": [MESSAGES[0], {"content": "a"}]}, "messages.role", "`messages[1].role`:"),
+        ("/tokenize", {}, None, "the body: give exactly one of `prompt` and `messages`"),
         (COMPLETIONS, {"prompt": "a", "n": "x", "logit_bias": {"5": []}}, "n", "valid integer"),
     ],
 )  # fmt: skip

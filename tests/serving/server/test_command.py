@@ -74,4 +74,21 @@ def test_an_empty_api_key_does_not_start_an_open_server(
 ) -> None:
     monkeypatch.setenv("SHORTFIN_LLM_API_KEY", value)
     assert command.main(["no-such-directory"]) == 2
-    assert capsys.readouterr().err.startswith("error: `--api-key`: ")
+    assert capsys.readouterr().err.startswith("error: `SHORTFIN_LLM_API_KEY`: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--api-key", "@no-such-file"], "no-such-file: cannot be read as a file of keys"),
+        (["--ssl-certfile", "no-such-file"], "`--ssl-certfile`: no-such-file: no such file"),
+        (["--ssl-certfile", __file__, "--ssl-keyfile", "no-such-file"], "`--ssl-keyfile`: no-such-file"),
+        (["--receipt-key", "no-such-file"], "`--receipt-key`: no-such-file: no such file"),
+    ],
+)
+def test_a_missing_file_of_secrets_is_refused_before_the_model_is_built(
+    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "built", lambda config: pytest.fail("it was built"))
+    assert command.main(["random:tiny", *flags]) == 2
+    assert message in capsys.readouterr().err

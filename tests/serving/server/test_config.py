@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.components.batching.mode import BatchSettings
-from shortfin_apps.llm.serving.server.config import ServerConfigError, flag
+from shortfin_apps.llm.serving.server.config import ServerConfigError
 from tests.serving.server.settings import notes_of, parse
 
 
@@ -46,6 +46,7 @@ def test_only_the_model_directory_is_required() -> None:
         (["DIR", "--speculative", "eagle"], "`--speculative`"),
         (["DIR", "--speculative", "ngram", "--speculative-tokens", "0"], "`--speculative-tokens`"),
         (["DIR", "--pages", "1"], "`--pages`"),
+        (["DIR", "--threads", "65"], "`--threads`"),
         (["DIR", "--pages", "all"], "`--pages`"),
         (["DIR", "--default-temperature", "nan"], "`--default-temperature`"),
         (["DIR", "--config", "no-such-file"], "no-such-file"),
@@ -53,6 +54,9 @@ def test_only_the_model_directory_is_required() -> None:
         (["DIR", "--max-queue-tokens", "0"], "`--max-queue-tokens`"),
         (["DIR", "--request-timeout", "0"], "`--request-timeout`"),
         (["DIR", "--stall-timeout", "inf"], "`--stall-timeout`"),
+        (["DIR", "--cors-origin", "app.example"], "`--cors-origin app.example` is no origin"),
+        (["DIR", "--cors-origin", "https://a", "--cors-origin", "https://a.example/"], "https://a.example/"),
+        (["DIR", "--cors-origin", "https://App.example"], "in lower case"),
         (["DIR", "--tenant-weights", "alice"], "'alice' must be"),
         (["DIR", "--tenant-weights", "alice=0"], "'alice=0' must be"),
         (["DIR", "--tenant-weights", "=1"], "'=1' must be"),
@@ -63,6 +67,12 @@ def test_only_the_model_directory_is_required() -> None:
 def test_an_invalid_setting_is_named(argv: list[str], message: str) -> None:
     with pytest.raises(ServerConfigError, match=message):
         parse(*argv)
+
+
+def test_origins_are_taken_as_browsers_send_them() -> None:
+    origins = ["*", "null", "https://a.example", "http://[::1]:3000", "chrome-extension://abc"]
+    flags = [word for origin in origins for word in ("--cors-origin", origin)]
+    assert parse("DIR", *flags).http.cors_origin == tuple(origins)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +113,7 @@ def test_two_settings_for_one_thing_are_refused(argv: list[str], message: str) -
 def test_an_empty_value_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty host would be every address, and an empty path the working directory."""
     monkeypatch.setenv(f"SHORTFIN_LLM_{setting.upper()}", "")
-    with pytest.raises(ServerConfigError, match=f"`{flag(setting)}`: .*empty"):
+    with pytest.raises(ServerConfigError, match=f"`SHORTFIN_LLM_{setting.upper()}`: .*empty"):
         parse(*([] if setting == "artifact" else ["DIR"]))
 
 

@@ -89,6 +89,35 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
         parse("DIR", "--config", str(path))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("port: 1\npages: 2\nport: 3\n", r"a key is set twice, line 3, column 1"),
+        ('{"port": 1, "port": 3}', "a key is set twice"),
+        ("max-queue: 4\nmax_queue: 5\n", "sets `max_queue` twice, as `max_queue` too"),
+        ("prefix_cache: trie\nprefix_sharing_algorithm: none\n", "as `prefix_sharing_algorithm` too"),
+        ("prot: 1\n", r"`prot` \(did you mean `port`\?\)"),
+        ("qqqqqq: 1\n", "there is no setting `qqqqqq`; `serve --help-all`"),
+    ],
+)
+def test_a_repeated_or_unknown_setting_of_a_file_is_refused(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(content)
+    with pytest.raises(ServerConfigError, match=rf"server\.yaml: .*{message}"):
+        parse("DIR", "--config", str(path))
+
+
+def test_an_invalid_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHORTFIN_LLM_PORT", "abc")
+    with pytest.raises(ServerConfigError, match=r"`SHORTFIN_LLM_PORT`: .*not 'abc'"):
+        parse("DIR")
+    assert parse("DIR", "--port", "1").http.port == 1
+    with pytest.raises(ServerConfigError, match="`--port`"):
+        parse("DIR", "--port", "x")
+
+
 SECRET_FILES = (*KEYS, "ssl_keyfile", "receipt_key")
 
 
@@ -237,7 +266,7 @@ def test_variables_of_a_service_with_a_similar_name_are_ignored(monkeypatch: pyt
 @pytest.mark.parametrize("value", ["http://10.0.0.1:80", "tcp://", "tcp", ":80", "80,81", ""])
 def test_an_invalid_port_in_a_variable_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHORTFIN_LLM_PORT", value)
-    with pytest.raises(ServerConfigError, match="`--port`"):
+    with pytest.raises(ServerConfigError, match="`SHORTFIN_LLM_PORT`"):
         parse("DIR")
 
 

@@ -73,7 +73,7 @@ def test_keys_in_the_environment_that_are_set_but_empty_are_refused(
 @pytest.mark.parametrize("setting", KEYS)
 def test_an_empty_key_setting_is_named(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"SHORTFIN_LLM_{setting.upper()}", "")
-    with pytest.raises(ServerConfigError, match=f"`{flag(setting)}`: .*empty"):
+    with pytest.raises(ServerConfigError, match=f"`SHORTFIN_LLM_{setting.upper()}`: .*empty"):
         parse("DIR")
 
 

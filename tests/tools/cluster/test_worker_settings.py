@@ -41,6 +41,11 @@ def test_cpus_are_dealt_out_unless_threads_are_given() -> None:
     assert "threads" not in worker_settings(parse("m", "--device", "hip"), [1, 2], [], [])[0]
 
 
+def test_a_worker_gets_no_more_threads_than_the_runtime_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(256)))
+    assert worker_settings(parse("m"), [1, 2], [], [])[0]["threads"] == 64
+
+
 def test_each_worker_finds_the_chip_of_its_own_gpu() -> None:
     first, second = worker_settings(parse("m", "--device", "hip:gfx942"), [1, 2], [], [])
     assert first["device"] == second["device"] == "hip"

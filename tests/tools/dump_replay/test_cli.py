@@ -142,6 +142,12 @@ def test_part_of_a_dump_says_so(
     assert "was cut off" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("threads", ["0", "-1"])
+def test_a_number_of_threads_is_positive(threads: str, dump: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["replay-dump", str(dump), "DIR", "--threads", threads])
+
+
 def test_something_is_to_be_done(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay-dump", str(dump)]) == 2
     assert "DIR" in capsys.readouterr().err

@@ -71,6 +71,22 @@ class Dumps:
         self._writing = threading.Lock()
         recorder.on_fault = self.write_soon
 
+    def check(self) -> None:
+        """Create the chosen directory; log a warning if no dump can be written there.
+
+        Otherwise the first fault, which cannot be repeated, would show that.
+        """
+        if self._directory is None:  # not chosen: it is created with the first dump
+            return
+        try:
+            _make_private(self._directory, is_default=False)
+            tempfile.TemporaryFile(dir=self._directory).close()
+        except OSError as error:
+            logger.warning(
+                "flight recorder: %s: no dump can be written there (%s); choose another --dump-dir, or `off`",
+                *(self._directory, error.strerror or error),
+            )
+
     def write(self, reason: str) -> WrittenDump:
         """Write a dump now, which may take seconds. Raises DumpError."""
         return self._write(reason, self._recorder.recording())

@@ -21,6 +21,7 @@ from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffe
 from shortfin_apps.llm.components.runtime.memory import empty_bytes, spare_host_bytes, use_huge_pages
 from shortfin_apps.llm.components.runtime.parameters import read_parameters
 from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.host_cpu import MAX_CPU_WORKERS
 
 # Time for which an idle worker polls for work before it sleeps. Waking a worker takes longer than a small
 # dispatch.
@@ -39,11 +40,14 @@ _hal_device: Any = None
 def open_local_task(threads: int | None = None) -> LocalDevice:
     """Open the host CPU with `threads` workers, by default one per CPU that this process may run on.
 
-    Raises ArtifactError if this process already runs the driver with another number of workers.
+    Raises ArtifactError for more than MAX_CPU_WORKERS, and if this process already runs the driver with
+    another number of workers.
     """
+    if threads is not None and threads > MAX_CPU_WORKERS:
+        raise ArtifactError(f"IREE runs at most {MAX_CPU_WORKERS} CPU workers; give `--threads` that or less")
     with _driver_lock:
         if _hal_device is None:
-            _create_hal_device(threads or len(os.sched_getaffinity(0)))
+            _create_hal_device(threads or min(len(os.sched_getaffinity(0)), MAX_CPU_WORKERS))
     if threads not in (None, _threads):
         raise ArtifactError(
             f"this process already runs the CPU driver with {_threads} threads, not {threads}; "

@@ -230,11 +230,22 @@ def _as_invalid_request(request: Request, error: RequestValidationError) -> Inva
     if param is None:
         if "json" not in request.headers.get("content-type", ""):
             return InvalidRequestError("send the body with the header `Content-Type: application/json`")
-        return InvalidRequestError(f"the body: {first['msg']}")
+        return InvalidRequestError(f"the body: {_rule(first)}")
+    place = _place(first["loc"])
     if first["type"] == NOT_SERVED:
-        return InvalidRequestError(f"`{param}`: {first['msg']}{_given_type(first.get('input'))}", param)
-    rules = dict.fromkeys(p["msg"] for p in problems if _field(p["loc"]) == param)
-    return InvalidRequestError(f"`{param}`: {'; or '.join(rules)}", param)
+        return InvalidRequestError(f"`{place}`: {first['msg']}{_given_type(first.get('input'))}", param)
+    rules = dict.fromkeys(_rule(p) for p in problems if _field(p["loc"]) == param)
+    return InvalidRequestError(f"`{place}`: {'; or '.join(rules)}", param)
+
+
+def _rule(problem: Any) -> str:
+    """Return the rule that a value breaks, in pydantic's words unless they would mislead."""
+    if problem["type"] == "value_error":  # ours: pydantic puts "Value error, " before it
+        return str(problem["ctx"]["error"])
+    value = problem.get("input")
+    if problem["type"] == "int_type" and isinstance(value, float) and abs(value) >= 2**63:
+        return "Input should be an integer of at most 64 bits"  # orjson makes floats of longer ones
+    return str(problem["msg"])
 
 
 def _first(problems: Sequence[Any]) -> Any:
@@ -261,6 +272,22 @@ def _field(location: Sequence[int | str]) -> str | None:
     Returns None if the location names no field.
     """
     return ".".join(part for part in _path(location) if isinstance(part, str)) or None
+
+
+def _place(location: Sequence[int | str]) -> str:
+    """Return the field name in a pydantic location with list indices, as in `messages[3].role`.
+
+    Indices after a union branch are left out, as each branch reports another item.
+    """
+    place, is_certain = "", True
+    for part in location[1:]:
+        if isinstance(part, int):
+            place += f"[{part}]" * is_certain
+        elif part in FIELD_NAMES:
+            place += f".{part}"
+        else:
+            is_certain = False
+    return place.removeprefix(".")
 
 
 def _path(location: Sequence[int | str]) -> list[int | str]:

@@ -62,7 +62,7 @@ from shortfin_apps.llm.serving.frontend.text_stream import (
     gather_answers,
 )
 from shortfin_apps.llm.serving.http.auth import caller_of
-from shortfin_apps.llm.serving.http.errors import Problem, problem_of, register_shape
+from shortfin_apps.llm.serving.http.errors import CONTEXT_LENGTH_EXCEEDED, Problem, problem_of, register_shape
 from shortfin_apps.llm.serving.http.json_response import JsonResponse, encoded, made, num_logprobs
 from shortfin_apps.llm.serving.http.streaming import DONE, EventStream, event, unless_disconnected
 from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
@@ -86,7 +86,8 @@ T = TypeVar("T")
 
 def native_error(problem: Problem) -> dict[str, Any]:
     """Return an error body in upstream shortfin's format."""
-    return {"error": problem.message, "code": problem.code or "INVALID_REQUEST_ARGS", **problem.extra}
+    code = problem.code if problem.code != CONTEXT_LENGTH_EXCEEDED else None  # upstream has no such code
+    return {"error": problem.message, "code": code or "INVALID_REQUEST_ARGS", **problem.extra}
 
 
 register_shape("/generate", native_error)

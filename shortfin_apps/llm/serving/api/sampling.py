@@ -219,4 +219,4 @@ def params_named(names: Mapping[str, str]) -> Iterator[None]:
         if caller_name is None:
             raise
         message = str(error).replace(f"`{error.param}`", f"`{caller_name}`")
-        raise InvalidRequestError(message, caller_name, error.extra) from None
+        raise type(error)(message, caller_name, error.extra) from None

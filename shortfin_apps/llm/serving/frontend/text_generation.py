@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
-from shortfin_apps.llm.contract.errors import InvalidRequestError
+from shortfin_apps.llm.contract.errors import ContextLengthError, InvalidRequestError
 from shortfin_apps.llm.serving.frontend.beam_search import BeamSearch
 from shortfin_apps.llm.serving.frontend.engine_client import EngineClient
 from shortfin_apps.llm.serving.frontend.metrics import RequestTimer, ServerMetrics
@@ -93,7 +93,7 @@ class TextGenerator:
     def _check_length(self, text: str, param: str) -> None:
         fewest = self.tokenizer.fewest_tokens(text)
         if fewest > self.max_seq_len:
-            raise InvalidRequestError(
+            raise ContextLengthError(
                 f"`{param}` has {len(text):,} characters, so at least {fewest:,} tokens, but the model's"
                 f" context is {self.max_seq_len}",
                 param,
@@ -106,8 +106,8 @@ class TextGenerator:
 
         Returns 1 for a `max_tokens` of 0: such a request is checked but never submitted, so its prompt may be
         empty. A default is reduced to fit; a given `max_tokens` is not. Raises InvalidRequestError if the
-        prompt (request field `param`) is empty, has an unknown token id or does not fit the context, and if
-        `max_tokens` does not fit.
+        prompt (request field `param`) is empty or has an unknown token id, and ContextLengthError if it or
+        `max_tokens` does not fit the context.
         """
         if max_tokens == 0:
             self.check_ids(prompt_token_ids, param)
@@ -116,7 +116,7 @@ class TextGenerator:
             raise InvalidRequestError(f"`{param}` must hold at least one token", param)
         room = self.max_seq_len - len(prompt_token_ids)
         if room < 1:
-            raise InvalidRequestError(
+            raise ContextLengthError(
                 f"`{param}` has {len(prompt_token_ids)} tokens, but the model's context is {self.max_seq_len}"
                 " and must have room for one more",
                 param,
@@ -125,7 +125,7 @@ class TextGenerator:
         if max_tokens is None:
             return room if default is None else min(default, room)
         if max_tokens > room:
-            raise InvalidRequestError(
+            raise ContextLengthError(
                 f"`max_tokens` is {max_tokens}, but the model's context of {self.max_seq_len} has room for"
                 f" {room} after a prompt of {len(prompt_token_ids)}",
                 "max_tokens",
@@ -135,7 +135,7 @@ class TextGenerator:
     def check_ids(self, prompt_token_ids: Sequence[int], param: str) -> None:
         """Raise InvalidRequestError for an unknown token id, or more tokens than the context holds."""
         if len(prompt_token_ids) > self.max_seq_len:
-            raise InvalidRequestError(
+            raise ContextLengthError(
                 f"`{param}` has {len(prompt_token_ids)} tokens, but "
                 f"the model's context is {self.max_seq_len}",
                 param,

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from shortfin_apps.llm.contract.errors import (
+    ContextLengthError,
     DeadlineExceededError,
     DeviceLostError,
     InvalidRequestError,
@@ -31,6 +32,7 @@ from shortfin_apps.llm.serving.http.json_response import JsonResponse
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_LOADING_S = 5.0
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # OpenAI's code, at which agents shorten their history
 
 
 class Problem(NamedTuple):
@@ -87,6 +89,7 @@ ANSWERS: tuple[tuple[type[Exception], Answer], ...] = (
     (ResponseNotFoundError, Answer(404, "invalid_request_error", "response_not_found")),
     (UnauthorizedError, Answer(401, "authentication_error", "invalid_api_key")),
     (ForbiddenError, Answer(403, "permission_error", "FORBIDDEN")),
+    (ContextLengthError, Answer(400, "invalid_request_error", CONTEXT_LENGTH_EXCEEDED)),
     (InvalidRequestError, Answer(400, "invalid_request_error", "INVALID_REQUEST_ARGS")),
     (OverloadedError, Answer(429, "rate_limit_error", "QUEUE_FULL")),
     (UnavailableError, Answer(503, "service_unavailable_error", "UNAVAILABLE")),

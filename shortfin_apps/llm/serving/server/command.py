@@ -20,6 +20,7 @@ from shortfin_apps.llm.serving.server import flags as server_flags
 from shortfin_apps.llm.serving.server import logs as server_logging
 from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted
 from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.keys import check_secrets
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.serving.server.life_signs import LifeSigns
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
 
 def served(config: ServerConfig, listener: socket.socket | None, signs: LifeSigns | None = None) -> int:
     """Build the model if it is a source, and serve it in this process; see `serve`. Raises LlmError."""
+    check_secrets(config)
     try:
         config = fitted(built(config))  # it may load the GPU's driver, to know the chip
     except BuildFailed as failure:  # the build has already reported the reason

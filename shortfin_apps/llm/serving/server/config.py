@@ -59,12 +59,20 @@ class ServerConfig:
     SETTINGS: ClassVar[dict[str, Setting]]  # by name, in the order of the help
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Check and convert settings by name. Raises ServerConfigError for the first invalid one."""
+    def of(cls, values: Mapping[str, Any], called: Mapping[str, str] | None = None) -> Self:
+        """Check and convert settings by name. Raises ServerConfigError for the first invalid one.
+
+        `called`: names for the error, of settings that were not given as flags.
+        """
+        called = called or {}
         for name in values:
             if name not in cls.SETTINGS:
                 raise ServerConfigError(f"there is no setting `{name}`; `serve --help-all` lists them")
-        given = {name: _checked(each, values[name]) for name, each in cls.SETTINGS.items() if name in values}
+        given = {
+            name: _checked(each, values[name], called.get(name, flag(name)))
+            for name, each in cls.SETTINGS.items()
+            if name in values
+        }
         try:
             return cls(given=given, **{name: make(kind, given) for name, kind in SUBJECTS.items()})
         except ValueError as error:  # settings that exclude or need each other
@@ -131,7 +139,7 @@ SUBJECTS: dict[str, type] = {
 ServerConfig.SETTINGS = {each.name: each for subject in SUBJECTS.values() for each in settings_of(subject)}
 
 
-def _checked(of: Setting, value: Any) -> Any:
+def _checked(of: Setting, value: Any, called: str) -> Any:
     """Check a setting's value and convert it to the setting's type. Raises ServerConfigError."""
     try:
         value = _read(of, value)
@@ -144,7 +152,7 @@ def _checked(of: Setting, value: Any) -> Any:
     except ValueError as error:
         message = str(error)
     given = "" if of.name in KEYS or value in ("", None) else f", not {value!r}"
-    raise ServerConfigError(f"`{flag(of.name)}`: {message}{given}") from None
+    raise ServerConfigError(f"`{called}`: {message}{given}") from None
 
 
 def _read(of: Setting, value: Any) -> Any:

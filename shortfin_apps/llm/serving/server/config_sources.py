@@ -13,6 +13,7 @@ import re
 import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,8 +69,11 @@ def load(
     flags: Mapping[str, Any], yaml_values: Mapping[str, Any], note: Note = logger.warning
 ) -> ServerConfig:
     """Merge settings: flags over environment over YAML over defaults. Raises ServerConfigError."""
-    sources = (yaml_values, _environment(note), flags)
-    config = ServerConfig.of({name: each for source in sources for name, each in _expanded(source).items()})
+    variables = _environment(note)
+    sources = (yaml_values, variables, flags)
+    called = {name: f"{ENV_PREFIX}{name.upper()}" for name in variables if name not in flags}
+    values = {name: each for source in sources for name, each in _expanded(source).items()}
+    config = ServerConfig.of(values, called)
     for setting, reason in config.without_effect():
         note(f"`{setting}` has no effect: {reason}")
     key_and_certificates = () if config.http.ssl_keyfile is not None else ("ssl_certfile",)
@@ -103,7 +107,7 @@ def _expanded(values: Mapping[str, Any]) -> dict[str, Any]:
 def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
     """Return the settings in a YAML file; upstream's names are translated. Raises ServerConfigError."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: an invalid date
         problem = _yaml_problem(error) if isinstance(error, yaml.MarkedYAMLError) else error
         raise ServerConfigError(f"{path}: not readable as YAML ({problem})") from None
@@ -113,14 +117,37 @@ def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
         _note_exposed(path, note)
     values: dict[str, Any] = {}
     for key, value in raw.items():
-        name = str(key).replace("-", "_")
+        written = str(key).replace("-", "_")
+        name = UPSTREAM_NAMES.get(written, written)
         if value is None and name not in KEYS:
             continue  # upstream writes null for an unset setting
         if name in UPSTREAM_IGNORED:
             note_ignored(name, value, note)
+        elif name in values:
+            raise ServerConfigError(f"{path}: sets `{name}` twice, as `{key}` too; keep one of them")
+        elif name not in (*ServerConfig.SETTINGS, *SWITCHES):
+            raise ServerConfigError(f"{path}: {_no_setting(written)}")
         else:
-            values[UPSTREAM_NAMES.get(name, name)] = value
+            values[name] = value
     return values
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader that refuses a repeated key, of which YAML's would silently drop all values but the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: list[object] = []
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.parser.ParserError(None, None, "a key is set twice", key.start_mark)
+            seen.append(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _no_setting(name: str) -> str:
+    near = get_close_matches(name, (*ServerConfig.SETTINGS, *SWITCHES), 1)
+    hint = f" (did you mean `{near[0]}`?)" if near else ""
+    return f"there is no setting `{name}`{hint}; `serve --help-all` lists them"
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError) -> str:

@@ -264,7 +264,11 @@ def bind(host: str, port: int) -> socket.socket:
             raise ServerConfigError(
                 f"port {port} is in use; stop the program that uses it or choose another --port"
             ) from None
-        raise ServerConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+        reason = (error.strerror or str(error)).partition(" (while ")[0]  # then the address again
+        raise ServerConfigError(
+            f"cannot listen on {host}, port {port} ({reason}); give an address of this machine as --host, "
+            "and a --port that you may use"
+        ) from None
 
 
 def _is_loopback(host: str) -> bool:

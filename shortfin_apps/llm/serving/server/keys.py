@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from shortfin_apps.llm.serving.http.auth import KeyRing
-from shortfin_apps.llm.serving.server.config import KEYS, ServerConfig, ServerConfigError, key_file
+from shortfin_apps.llm.serving.server.config import KEYS, ServerConfig, ServerConfigError, flag, key_file
 
 KEY = re.compile(r"(?!,+$)(?!@)[\x21-\x7e]+")  # a key of only commas is an empty list
 
@@ -26,6 +26,18 @@ def key_ring(config: ServerConfig) -> KeyRing:
             "give the gateway a key of its own"
         )
     return KeyRing(keys, admin_keys, gateway_keys, config.http.tenant_header)
+
+
+def check_secrets(config: ServerConfig) -> None:
+    """Check the keys, and that the files of secrets exist, before a build, which may take minutes.
+
+    Raises ServerConfigError.
+    """
+    key_ring(config)
+    for name in ("ssl_certfile", "ssl_keyfile", "receipt_key"):
+        path = config.given.get(name)
+        if path is not None and not path.exists():
+            raise ServerConfigError(f"`{flag(name)}`: {path}: no such file; check its path")
 
 
 def read_keys(given: Sequence[SecretStr]) -> list[str]:

@@ -16,6 +16,7 @@ from shortfin_apps.llm.artifact.verification import verifying
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.components.runtime.open import host_of
 from shortfin_apps.llm.contract.errors import ArtifactError
+from shortfin_apps.llm.contract.host_cpu import MAX_CPU_WORKERS
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults, penalties, unapplied_fields
 from shortfin_apps.llm.serving.api.service import Everywhere, ServedModel
@@ -96,7 +97,7 @@ def check_address_space(artifacts: Sequence[Artifact], config: ServerConfig) -> 
     """Raise AddressSpaceError if the models cannot be loaded under this process's limit."""
     paths = [path for artifact in artifacts for path in (artifact.vmfb, *artifact.parameters)]
     file_bytes = sum(path.stat().st_size for path in paths)
-    num_workers = config.engine.threads or len(os.sched_getaffinity(0))
+    num_workers = config.engine.threads or min(len(os.sched_getaffinity(0)), MAX_CPU_WORKERS)
     address_space.check_more(address_space.model_bytes(file_bytes, num_workers))
 
 

@@ -16,6 +16,9 @@ from shortfin_apps.llm.serving.dialects.choose import ReasoningParser, ToolParse
 from shortfin_apps.llm.serving.http.auth import TENANT_HEADER
 from shortfin_apps.llm.setting import setting
 
+# The value of a browser's header `Origin` (RFC 6454, section 6.2), or any.
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
+
 
 def _checked_endpoint(value: str) -> str:
     """Return the URL. Raises ValueError if it may contain keys, as `/server_info` shows it."""
@@ -147,6 +150,13 @@ class HttpSettings:
     def __post_init__(self) -> None:
         if self.ssl_certfile is None and self.ssl_keyfile:
             raise ValueError("TLS needs a certificate: give --ssl-certfile too")
+        for origin in self.cors_origin:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"`--cors-origin {origin}` is no origin that a browser sends; give a scheme, host and "
+                    "port in lower case without a slash at the end, as in https://app.example or "
+                    "http://localhost:3000, or * for any"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

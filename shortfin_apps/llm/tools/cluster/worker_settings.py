@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from shortfin_apps.llm.contract.host_cpu import MAX_CPU_WORKERS
 from shortfin_apps.llm.serving.server.config import (
     BUILD_SETTINGS,
     KEYS,
@@ -55,7 +56,7 @@ def worker_settings(
     if config.engine.is_on_gpu:
         shared["device"] = config.engine.driver  # each worker asks its GPUs for their chip
     if takes_threads(config):
-        shared["threads"] = max(1, len(os.sched_getaffinity(0)) // len(ports))
+        shared["threads"] = min(max(1, len(os.sched_getaffinity(0)) // len(ports)), MAX_CPU_WORKERS)
     devices = dealt_devices(config, len(ports))
     return [
         shared | {"host": LOOPBACK, "port": port} | ({"device_ids": list(ids)} if ids else {})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shortfin_apps.llm.contract.errors import InvalidRequestError
-from shortfin_apps.llm.tools.bench.console import add_json, progress_bar, show
+from shortfin_apps.llm.tools.bench.console import add_json, positive, progress_bar, show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, hip or cuda (default: cpu)")
     parser.add_argument("--device-ids", default="", metavar="ID,...", help="GPUs, one per pipeline stage")
     parser.add_argument("--runtime", choices=("auto", "shortfin", "iree"), default="auto")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU workers (default: all CPUs)")
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="CPU workers (default: all CPUs, at most 64)"
+    )
     parser.add_argument(
         "--emulated", action="store_true", help="on an emulated AMD GPU, with its checks; needs a checkout"
     )

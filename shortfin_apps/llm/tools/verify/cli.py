@@ -32,7 +32,9 @@ docs/self_test.md says what the self-test sees, and what it does not."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="an artefact of `shortfin-llm build`")
-    parser.add_argument("--threads", type=positive, metavar="N", help="CPU workers (default: all CPUs)")
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="CPU workers (default: all CPUs, at most 64)"
+    )
     add_json(parser)
 
 

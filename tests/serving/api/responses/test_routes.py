@@ -275,7 +275,7 @@ async def test_two_requests_with_one_id_have_two_responses() -> None:
         ({"model": "other"}, openai.NotFoundError, "not served"),
         ({"input": []}, openai.BadRequestError, "`input`"),
         ({"background": True}, openai.BadRequestError, "`background` is not supported"),
-        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools.type"),
+        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, r"tools\[0\].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, openai.BadRequestError, "references"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

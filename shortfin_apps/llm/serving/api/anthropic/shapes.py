@@ -21,7 +21,7 @@ from shortfin_apps.llm.serving.api.call_arguments import UNPARSED, read_argument
 from shortfin_apps.llm.serving.api.chat import ChatTurn, end_of
 from shortfin_apps.llm.serving.api.receipts import receipt_field
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
-from shortfin_apps.llm.serving.http.errors import Problem, problem_of
+from shortfin_apps.llm.serving.http.errors import CONTEXT_LENGTH_EXCEEDED, Problem, problem_of
 from shortfin_apps.llm.serving.http.streaming import named_event
 
 ID_PREFIX = "msg_"
@@ -41,7 +41,9 @@ def error_shape(problem: Problem) -> dict[str, Any]:
     """Return an error body in Anthropic's format; see `register_shape`."""
     other = "api_error" if problem.status >= 500 else "invalid_request_error"
     kind = ERROR_TYPES.get(problem.status, other)
-    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+    # Claude Code compacts its history at an error that begins with these words.
+    prefix = "prompt is too long: " if problem.code == CONTEXT_LENGTH_EXCEEDED else ""
+    return {"type": "error", "error": {"type": kind, "message": prefix + problem.message}}
 
 
 def message(

@@ -56,7 +56,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="length of prefills (default: 512)",
     )
     parser.add_argument("--repeat", type=positive, metavar="N", help="samples (default: 5)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="CPU workers (default: all CPUs)")
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="CPU workers (default: all CPUs, at most 64)"
+    )
     parser.add_argument(
         "--profile", action="store_true", help="also sample the time spent in each dispatch (Linux, CPUs)"
     )
