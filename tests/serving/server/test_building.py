@@ -266,7 +266,7 @@ def test_a_failed_build_is_the_servers_exit_status(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
-    assert command.main(["random:huge"]) == 2
+    assert command.main(["random:huge", "--port", "0"]) == 2
     known = "random:tiny, random:tiny-hybrid, random:tiny-latent"
     assert capfd.readouterr().err == f"error: random:huge: there are only {known}\n"
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,5 +91,15 @@ def test_a_missing_file_of_secrets_is_refused_before_the_model_is_built(
     flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "built", lambda config: pytest.fail("it was built"))
-    assert command.main(["random:tiny", *flags]) == 2
+    assert command.main(["random:tiny", "--port", "0", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_refused_before_the_model_is_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "built", lambda config: pytest.fail("it was built"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert command.main(["random:tiny", "--port", str(port)]) == 2
+    assert f"port {port} is in use" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from shortfin_apps.llm.console import visible
 from shortfin_apps.llm.contract.errors import LlmError, file_problem
 from shortfin_apps.llm.serving.server import flags as server_flags
 from shortfin_apps.llm.serving.server import logs as server_logging
-from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted
+from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted, is_source
 from shortfin_apps.llm.serving.server.config import ServerConfig
 from shortfin_apps.llm.serving.server.keys import check_secrets
 
@@ -66,6 +66,10 @@ def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
 def served(config: ServerConfig, listener: socket.socket | None, signs: LifeSigns | None = None) -> int:
     """Build the model if it is a source, and serve it in this process; see `serve`. Raises LlmError."""
     check_secrets(config)
+    if listener is None and config.model.artifact is not None and is_source(config.model.artifact):
+        from shortfin_apps.llm.serving.server.http_server import bind
+
+        bind(config.http.host, config.http.port).close()  # before a build, which may take minutes
     try:
         config = fitted(built(config))  # it may load the GPU's driver, to know the chip
     except BuildFailed as failure:  # the build has already reported the reason

@@ -41,7 +41,7 @@ def error_shape(problem: Problem) -> dict[str, Any]:
     """Return an error body in Anthropic's format; see `register_shape`."""
     other = "api_error" if problem.status >= 500 else "invalid_request_error"
     kind = ERROR_TYPES.get(problem.status, other)
-    # Claude Code compacts its history at an error that begins with these words.
+    # Anthropic's words, at which agents shorten their history.
     prefix = "prompt is too long: " if problem.code == CONTEXT_LENGTH_EXCEEDED else ""
     return {"type": "error", "error": {"type": kind, "message": prefix + problem.message}}
 
