@@ -75,7 +75,7 @@ class Case:
         spec, options = MODELS[self.model], BuildOptions(device=device)
         kernels = MatmulKernels(spec, options, lambda *_: tile)
         slab = [whole_slab(spec, options)] if self.kind == "project_qkv" else []
-        first = {"project_qkv": [spec.attention], "gated_linear": ["silu"]}.get(self.kind, [])
+        first: Sequence[Any] = {"project_qkv": [spec.attention], "gated_linear": ["silu"]}.get(self.kind, [])
         made: Kernel = getattr(kernels, self.kind)(*first, self.shape, "tokens", *slab, self.layout)
         return made.without(self.absent)
 
@@ -124,7 +124,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 def tile_of(text: str) -> MatmulTile:
     sizes, waves, stages, *parts = text.split(":")
     rows, columns, depth_bytes = map(int, sizes.split("x"))
-    return MatmulTile(rows, columns, depth_bytes, Tuning(int(waves), int(stages)), parts=int(*parts or [1]))
+    num_parts = int(parts[0]) if parts else 1
+    return MatmulTile(rows, columns, depth_bytes, Tuning(int(waves), int(stages)), parts=num_parts)
 
 
 def _cases(models: Sequence[str] | None) -> Iterator[Case]:
