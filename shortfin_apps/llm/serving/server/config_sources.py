@@ -107,7 +107,7 @@ def _expanded(values: Mapping[str, Any]) -> dict[str, Any]:
 def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
     """Return the settings in a YAML file; upstream's names are translated. Raises ServerConfigError."""
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
+        raw = _Loader(path.read_text(encoding="utf-8")).get_single_data() or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: an invalid date
         problem = _yaml_problem(error) if isinstance(error, yaml.MarkedYAMLError) else error
         raise ServerConfigError(f"{path}: not readable as YAML ({problem})") from None
