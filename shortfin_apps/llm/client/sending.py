@@ -22,7 +22,7 @@ def checked_prompt(prompt: str | Sequence[int]) -> str | list[int]:
     """
     if isinstance(prompt, str):
         return prompt
-    if any(isinstance(each, str | Sequence) for each in prompt):
+    if any(isinstance(each, Sequence) for each in prompt):
         raise InvalidRequestError(
             "`prompt` must be one text or the token ids of one; give each prompt on its own", "prompt"
         )

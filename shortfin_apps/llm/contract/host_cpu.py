@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import re
 import sys
@@ -79,6 +80,11 @@ class HostCpu:
 def this_host(cpuinfo: Path = CPUINFO) -> HostCpu:
     """Return the CPU that this process runs on."""
     return HostCpu(_ARCHITECTURES.get(platform.machine()), _linux_features(cpuinfo))
+
+
+def default_cpu_workers() -> int:
+    """Return the number of CPU workers by default: one per CPU that this process may run on."""
+    return min(len(os.sched_getaffinity(0)), MAX_CPU_WORKERS)
 
 
 def decisive_features(features: Iterable[str]) -> frozenset[str]:

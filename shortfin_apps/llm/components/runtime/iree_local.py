@@ -6,7 +6,6 @@ microsecond. Unlike the binding's own copy, this copy does not release the GIL e
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from math import prod
@@ -21,7 +20,7 @@ from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffe
 from shortfin_apps.llm.components.runtime.memory import empty_bytes, spare_host_bytes, use_huge_pages
 from shortfin_apps.llm.components.runtime.parameters import read_parameters
 from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.contract.host_cpu import MAX_CPU_WORKERS
+from shortfin_apps.llm.contract.host_cpu import MAX_CPU_WORKERS, default_cpu_workers
 
 # Time for which an idle worker polls for work before it sleeps. Waking a worker takes longer than a small
 # dispatch.
@@ -47,7 +46,7 @@ def open_local_task(threads: int | None = None) -> LocalDevice:
         raise ArtifactError(f"IREE runs at most {MAX_CPU_WORKERS} CPU workers; give `--threads` that or less")
     with _driver_lock:
         if _hal_device is None:
-            _create_hal_device(threads or min(len(os.sched_getaffinity(0)), MAX_CPU_WORKERS))
+            _create_hal_device(threads or default_cpu_workers())
     if threads not in (None, _threads):
         raise ArtifactError(
             f"this process already runs the CPU driver with {_threads} threads, not {threads}; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from shortfin_apps.llm.artifact.verification import verifying
 from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.components.runtime.open import host_of
 from shortfin_apps.llm.contract.errors import ArtifactError
-from shortfin_apps.llm.contract.host_cpu import MAX_CPU_WORKERS
+from shortfin_apps.llm.contract.host_cpu import default_cpu_workers
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.serving.api.sampling import SamplingDefaults, penalties, unapplied_fields
 from shortfin_apps.llm.serving.api.service import Everywhere, ServedModel
@@ -97,7 +96,7 @@ def check_address_space(artifacts: Sequence[Artifact], config: ServerConfig) -> 
     """Raise AddressSpaceError if the models cannot be loaded under this process's limit."""
     paths = [path for artifact in artifacts for path in (artifact.vmfb, *artifact.parameters)]
     file_bytes = sum(path.stat().st_size for path in paths)
-    num_workers = config.engine.threads or min(len(os.sched_getaffinity(0)), MAX_CPU_WORKERS)
+    num_workers = config.engine.threads or default_cpu_workers()
     address_space.check_more(address_space.model_bytes(file_bytes, num_workers))
 
 
