@@ -224,6 +224,8 @@ class FakeProgram:
     errs: float = 0.0  # the probability that its tokens are others, for a draft model
     drafts: bool = False  # whether it has a draft layer, which errs as often as `draft_errs`
     draft_errs: float = 0.0
+    misuse = ""  # of a draft, found on the device
+    drafted_at: dict[int, int] = field(default_factory=dict)  # positions of drafted tokens, by place
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     in_flight: deque[FakePending] = field(default_factory=deque)
     left: Sequence[FakeBuffer] = ()  # results of the last batch
@@ -370,6 +372,9 @@ class FakeProgram:
                 tokens[row] = table[drafted_place(num_slots, slot, positions[row])]
             elif number >= 0:
                 after = range(positions[row] + 1, positions[row] + 1 + number)
+                of_places = [self.drafted_at.get(drafted_place(num_slots, slot, at)) for at in after]
+                if of_places != [*after]:  # an exception would be a failure of the draft
+                    self.misuse = f"of places for {of_places}, tokens for {[*after]} are checked"
                 is_right = [
                     table[drafted_place(num_slots, slot, at)] == table[chosen_place(num_slots, slot, at)]
                     for at in after
@@ -383,6 +388,7 @@ class FakeProgram:
         pairs = zip(slots.tolist(), positions.tolist(), strict=True)
         places = [drafted_place(num_slots, slot, at + 1) if slot >= 0 else -1 for slot, at in pairs]
         token_ids = self._drawn(logits, np.array(places), positions, arguments["sampling"], table)
+        self.drafted_at |= dict(zip(places, (positions + 1).tolist(), strict=True))
         positions[positions >= 0] += 1
         return [token_ids, *self._results(logits[:, None, :])]
 

@@ -75,6 +75,7 @@ def test_tokens_are_those_without(
     )
     make_faulty(rig, faults, spoiled)
     assert answers(rig, calls, [arrival for *_, arrival in requests]) == expected
+    assert not rig.program.misuse
 
 
 def make_faulty(rig: Rig, faults: list[int], spoiled: list[tuple[int, int]]) -> None:
@@ -217,3 +218,14 @@ def test_a_draft_that_fails_ends_no_request(depth: int) -> None:
     assert stats.failed_invocations == 0
     assert stats.preemptions == MAX_FAILURES * len(calls)
     assert [name for name, _ in rig.program.calls].count("draft_bs4") <= 2 * MAX_FAILURES * HIDDEN_PER_SLOT
+
+
+def test_the_device_checks_drafted_tokens_only() -> None:
+    """It does not know those of a lookup; from another token than the host, it would write others' pages."""
+    options = SAMPLES | {"repeats": 0.6}
+    calls = [call(str(i), [i, *PROMPT[:9]], 40) for i in range(4)]
+    for errs in (0.0, 0.3, 1.0):
+        speculation = SpeculationOptions(max_tokens=3, row_cost=0)
+        rig = make_rig(fake_config(pages=64), speculation=speculation, drafts=errs, **options)
+        assert answers(rig, calls) == answers(make_rig(fake_config(pages=64), **options), calls)
+        assert not rig.program.misuse

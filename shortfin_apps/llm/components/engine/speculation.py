@@ -62,6 +62,7 @@ class _Proposal:
     request: Request
     observe: Callable[[int, int], None]  # called with the numbers of proposed and accepted tokens
     tasks: Sequence[LlmTaskInput]
+    is_drafted: bool  # by the drafter
 
     @property
     def num_accepted(self) -> int:
@@ -130,10 +131,17 @@ class Speculation:
         return _with_proposals(batch, {each.request: each.tasks for each in self._open}, learn)
 
     def draft_ahead(self, batch: Batch) -> None:
-        """Draft for the step after `batch`, which is in flight and all of whose tokens the device draws."""
+        """Draft for the step after `batch`, which is in flight and all of whose tokens the device draws.
+
+        Not for requests with tokens from prompt lookup, as the device compares drafted tokens only.
+        """
         if self._drafter is None or not batch.has_proposals or self._prefills_next:
             return
-        checked = {task.request: task.num_ahead for task in batch.tasks if task.completes}
+        looked_up = {each.request for each in self._open if not each.is_drafted}
+        rows = [task for task in batch.tasks if task.completes and task.request not in looked_up]
+        checked = {task.request: task.num_ahead for task in rows}
+        if not checked:
+            return
         least = self._least_chance(len(checked), len(checked), len(checked))
         left = self._scheduler.mode.spare_tokens(batch) + sum(checked.values())
         wanted: dict[Request, int] = {}
@@ -234,7 +242,7 @@ class Speculation:
         token_ids = lookup.propose(request.token_ids, least, min(left, _most(request)))
         if token_ids:
             del token_ids[self._scheduler.reserve_proposed(request, len(token_ids)) :]
-        return _as_tasks(last, token_ids, lookup.observe) if token_ids else None
+        return _as_tasks(last, token_ids, lookup.observe, is_drafted=False) if token_ids else None
 
     def _proposed_by(
         self, drafter: Drafter, decodes: Sequence[LlmTaskInput], least: float, left: int
@@ -255,7 +263,7 @@ class Speculation:
             return []
         drafted = drafter.draft(wanted)
         return [
-            _as_tasks(task, token_ids, partial(drafter.observe, task.request))
+            _as_tasks(task, token_ids, partial(drafter.observe, task.request), is_drafted=True)
             for task in decodes
             if (token_ids := drafted.get(task.request))
         ]
@@ -279,7 +287,9 @@ def _with_proposals(
     return Batch(EntryFamily.EXTEND, tuple(tasks), has_proposals=True, learn=learn)
 
 
-def _as_tasks(last: LlmTaskInput, token_ids: Sequence[int], observe: Callable[[int, int], None]) -> _Proposal:
+def _as_tasks(
+    last: LlmTaskInput, token_ids: Sequence[int], observe: Callable[[int, int], None], *, is_drafted: bool
+) -> _Proposal:
     """Create the proposal of these tokens, for which pages must be reserved."""
     request = last.request
     assert request.lease is not None, "it runs"
@@ -288,7 +298,7 @@ def _as_tasks(last: LlmTaskInput, token_ids: Sequence[int], observe: Callable[[i
         LlmTaskInput.proposed(last, offset, token_id, page_id)
         for offset, (token_id, page_id) in enumerate(zip(token_ids, pages, strict=False), 1)
     ]
-    return _Proposal(request, observe, tasks)
+    return _Proposal(request, observe, tasks, is_drafted)
 
 
 def _most(request: Request) -> int:
