@@ -75,7 +75,8 @@ class Case:
         spec, options = MODELS[self.model], BuildOptions(device=device)
         kernels = MatmulKernels(spec, options, lambda *_: tile)
         slab = [whole_slab(spec, options)] if self.kind == "project_qkv" else []
-        first: Sequence[Any] = {"project_qkv": [spec.attention], "gated_linear": ["silu"]}.get(self.kind, [])
+        by_kind: dict[str, list[Any]] = {"project_qkv": [spec.attention], "gated_linear": ["silu"]}
+        first = by_kind.get(self.kind, [])
         made: Kernel = getattr(kernels, self.kind)(*first, self.shape, "tokens", *slab, self.layout)
         return made.without(self.absent)
 

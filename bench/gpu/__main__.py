@@ -34,7 +34,7 @@ for the 8B model; TMPDIR names another), and measures part by part:
   engine        in process, at each pipeline depth: mixed traffic of up to 64 requests at a time (16 to 512
                 in / 64 out; greedy, from the whole vocabulary, with a penalty, logprobs, a JSON schema) in
                 each batching mode, and steady decodes at each batch size
-  drafts        steady decodes with a draft layer that is right 7 times in 10: rounds queued or waited for
+  drafts        steady decodes with a draft layer that is right 7 times in 10, in its step or ahead of it
   http          the server over loopback: 64 clients of the engine's process and of one API process, 256
                 of one and four, 512 of four; 128 in / 128 out, and 16 to 512 in / 64 out
   transformers  the same shapes by torch and transformers, if this machine's own Python has them

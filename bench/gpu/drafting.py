@@ -24,8 +24,8 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.model.draft_layer import EMBEDDING_NORM, PROJECTION, RESULT_NORM
 from shortfin_apps.llm.model.spec import ModelSpec
 
-Rounds = Literal["off", "queued", "waited for"]
-ROUNDS: tuple[Rounds, ...] = ("off", "queued", "waited for")
+Rounds = Literal["off", "in step", "ahead"]
+ROUNDS: tuple[Rounds, ...] = ("off", "in step", "ahead")
 MEASURED_TOKENS = 256  # per request
 FAINT = 2**-13  # deviation of what the layers add; embeddings have 1 / sqrt(hidden size)
 WRONG = 0.12  # deviation of the draft's error: the best of 128,256 tokens stays the best 7 times in 10
@@ -48,11 +48,11 @@ def predictable(spec: ModelSpec, parameter: Parameter) -> Parameter:
 
 @contextmanager
 def rounds(kind: Rounds) -> Iterator[None]:
-    """Have engines wait for each round of a draft in the `with` block, unless it is of another kind."""
-    if kind != "waited for":
+    """Have engines draft only once the step before is committed in the `with` block, if `kind` says so."""
+    if kind != "in step":
         yield
         return
-    with patch.object(DraftLayer, "_rounds", Drafter._rounds):
+    with patch.object(DraftLayer, "draft_ahead", Drafter.draft_ahead):
         yield
 
 
@@ -63,7 +63,7 @@ def always() -> Iterator[None]:
     def num_worth(drafter: Drafter, request: Request, least: float, most: int) -> int:
         return 0 if drafter.has_given_up else max(0, min(most, 3))
 
-    with patch.object(DraftLayer, "num_worth", num_worth):
+    with patch.object(Drafter, "num_worth", num_worth):
         yield
 
 

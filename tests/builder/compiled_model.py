@@ -25,6 +25,7 @@ from shortfin_apps.llm.builder.weights.layout import (
 )
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program
+from shortfin_apps.llm.contract.abi import GIVEN, NO_HIDDEN, SamplingField
 from shortfin_apps.llm.model.attention import Attention, QueryScaling
 from shortfin_apps.llm.model.config import pool_elements, window_of
 from shortfin_apps.llm.model.delta_net import DeltaNet
@@ -165,6 +166,13 @@ class Result:
     logits: Array  # [rows, vocab]
 
 
+@dataclass(frozen=True)
+class Draft(Result):
+    token_ids: Array  # [rows]
+    positions: Array  # [rows], as they are afterwards
+    last_tokens: Array
+
+
 @dataclass
 class CompiledModel:
     """A loaded program over one page table of PAGES pages, NaN at first, and the weights as f32.
@@ -265,11 +273,26 @@ class CompiledModel:
             tables.append(np.zeros(len(starts)) if followers is None else followers)
         return self._call(entry, tokens, offsets, starts, seq_lens, *tables, np.asarray(last_tokens))
 
-    def draft(
-        self, entry: str, tokens: Array, starts: Array, blocks: Array, last_tokens: Sequence[int]
-    ) -> Result:
-        tables = self.tables(starts, blocks)
-        return self._call(entry, tokens, np.asarray(starts) + 1, starts, *tables, np.asarray(last_tokens))
+    def draft(self, entry: str, blocks: Array, **of_rows: Sequence[int] | Array) -> Draft:
+        """Runs a round: arguments by name, [rows] i64 each but for `last_tokens`, are padded."""
+        rows = len(blocks)
+        padding = {"tokens": 0, "slots": -1, "positions": -1, "checked": GIVEN, "hidden_from": NO_HIDDEN}
+        arguments = {name: np.full(rows, value, np.int64) for name, value in padding.items()}
+        for name, values in of_rows.items():
+            if name in arguments:
+                arguments[name][: len(values)] = values
+        greedy = np.zeros((len(SamplingField), rows), np.int64)
+        greedy[SamplingField.TOP_K] = 1
+        tables = self.tables(arguments["positions"], blocks)
+        given: list[Any] = [arguments[name] for name in ("tokens", "slots", "positions", "checked")]
+        given += [*tables, greedy, np.asarray(of_rows["last_tokens"]), arguments["hidden_from"]]
+        buffers = [self.device.upload(np.asarray(each, np.int64)) for each in given]
+        pages = [self.cache, *self.window_cache]
+        token_ids, *left = self.invoker.submit(entry, [*buffers, self.hidden, *pages]).wait()
+        values, indices, logits = (self.device.download(each)[:, 0] for each in left)
+        places = buffers[5 + len(tables)]
+        tokens, positions, table = (self.device.download(each) for each in (token_ids, buffers[2], places))
+        return Draft(values, indices, logits, tokens, positions, table)
 
     def _call(self, entry: str, *arguments: Array) -> Result:
         buffers = [self.device.upload(np.asarray(a, np.int64)) for a in arguments]

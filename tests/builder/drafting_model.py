@@ -8,7 +8,15 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.contract.abi import hidden_row
+from shortfin_apps.llm.contract.abi import (
+    DRAFTED,
+    HIDDEN_PER_SLOT,
+    NO_HIDDEN,
+    chosen_place,
+    drafted_place,
+    hidden_row,
+    num_places,
+)
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.draft_layer import DraftLayer
 from shortfin_apps.llm.model.eagle_head import EagleHead
@@ -83,16 +91,37 @@ def extend(model: CompiledModel, start: int, end: int, hidden_from: Sequence[int
     )
 
 
-def drafts(model: CompiledModel, position: int) -> list[F32]:
-    """The logits of each round, from the token at `position` on."""
-    found = []
+def drafts(model: CompiledModel, position: int, checked: tuple[int, int] | None = None) -> list[F32]:
+    """The logits of each round, from the token at `position` on.
+
+    With `checked`, the device finds this token: after as many right drafts of as many.
+    """
+    found: list[F32] = []
     for round_ in range(ROUNDS):
         at = position + round_
-        model.hidden_from, model.hidden_to = [row(at - 1)], [row(at)]
-        # Later rounds read their token from the device's table, as it was drawn there.
-        token, table = (-2, (0, TOKENS[at])) if round_ else (TOKENS[at], (0, 0))
-        tokens, starts = np.array([[token], [0]]), np.array([at, 0])
-        found.append(model.draft("draft_bs2", tokens, starts, PAGE_IDS, table).logits[0])
+        table, given = np.full(num_places(1), -9), {"tokens": [TOKENS[at]], "positions": [at]}
+        hidden_from = [row(at - 1)]
+        if round_:  # later rounds read their token from the device's table, as it was drawn there
+            table[drafted_place(1, 0, at)] = TOKENS[at]
+            given |= {"tokens": [-9], "checked": [DRAFTED]}
+            hidden_from = [NO_HIDDEN]
+        elif checked is not None:
+            num_right, num_drafted = checked
+            before = at - 1 - num_right
+            for each in range(before + 1, at + 1):
+                table[chosen_place(1, 0, each)] = table[drafted_place(1, 0, each)] = TOKENS[each]
+            if num_right < num_drafted:
+                table[drafted_place(1, 0, at)] = TOKENS[at] + 1
+            given |= {"tokens": [-9], "positions": [before], "checked": [num_drafted]}
+            hidden_from = [NO_HIDDEN]
+        made = model.draft(
+            "draft_bs2", PAGE_IDS, slots=[0], hidden_from=hidden_from, last_tokens=table.copy(), **given
+        )
+        assert made.positions.tolist() == [at + 1, -1]
+        assert made.token_ids[0] == made.logits[0].argmax()
+        table[drafted_place(1, 0, at + 1)] = made.token_ids[0]
+        np.testing.assert_array_equal(made.last_tokens, table)
+        found.append(made.logits[0])
     return found
 
 
@@ -111,9 +140,16 @@ def expected(model: CompiledModel, position: int, unknown: Sequence[int] = ()) -
     return found
 
 
-def check(model: CompiledModel, tolerance: float, position: int, unknown: Sequence[int] = ()) -> None:
-    for found, wanted in zip(drafts(model, position), expected(model, position, unknown), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+def check(
+    model: CompiledModel,
+    tolerance: float,
+    position: int,
+    unknown: Sequence[int] = (),
+    checked: tuple[int, int] | None = None,
+) -> None:
+    wanted = expected(model, position, unknown)
+    for found, of_round in zip(drafts(model, position, checked), wanted, strict=True):
+        np.testing.assert_allclose(found, of_round, rtol=tolerance, atol=tolerance)
 
 
 def check_drafts(model: CompiledModel, tolerance: float) -> None:
@@ -128,6 +164,8 @@ def check_drafts(model: CompiledModel, tolerance: float) -> None:
     extend(model, 16, 21, [row(15), -1, -1, -1, -1])
     check(model, tolerance, 21)
     check(model, tolerance, 19)  # as if two tokens had been rejected
+    for checked in ((2, 3), (2, 2), (0, 1), (0, 0), (1, HIDDEN_PER_SLOT - 1)):
+        check(model, tolerance, 19, checked=checked)
 
 
 def check_unknown(model: CompiledModel, tolerance: float) -> None:

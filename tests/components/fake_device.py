@@ -36,6 +36,9 @@ from shortfin_apps.llm.components.runtime.device import (
 from shortfin_apps.llm.components.sampling.draw import draw
 from shortfin_apps.llm.components.sampling.weights import mass_within, scale_of, weights_of
 from shortfin_apps.llm.contract.abi import (
+    DRAFTED,
+    GIVEN,
+    HIDDEN_PER_SLOT,
     KEPT,
     NO_TOP_K,
     NOT_SEEN,
@@ -46,6 +49,8 @@ from shortfin_apps.llm.contract.abi import (
     SamplingField,
     TermField,
     argument_names,
+    chosen_place,
+    drafted_place,
 )
 from shortfin_apps.llm.contract.config import ModelConfig, PagedKVCacheConfig, Pool
 from tests.components.fake_hidden import follow_hidden
@@ -219,6 +224,8 @@ class FakeProgram:
     errs: float = 0.0  # the probability that its tokens are others, for a draft model
     drafts: bool = False  # whether it has a draft layer, which errs as often as `draft_errs`
     draft_errs: float = 0.0
+    misuse = ""  # of a draft, found on the device
+    drafted_at: dict[int, int] = field(default_factory=dict)  # positions of drafted tokens, by place
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     in_flight: deque[FakePending] = field(default_factory=deque)
     left: Sequence[FakeBuffer] = ()  # results of the last batch
@@ -341,6 +348,8 @@ class FakeProgram:
             return self._run_logprobs(**arguments)
         if "row_indices" in arguments:
             return self._run_sample(**arguments)
+        if "checked" in arguments:
+            return self._run_draft(arguments)
         if "sampling" in arguments:
             return self._run_loop(**arguments)
         tokens, lens = arguments["tokens"], arguments["seq_lens"]
@@ -351,9 +360,37 @@ class FakeProgram:
             longer = lens - starts > 1
             assert not (starts[longer] % self.config.stride).any(), "a chunk begins within a page"
             tokens = self._unpacked(tokens, arguments["offsets"], lens - starts)
-        if entry.startswith("draft"):
-            return self._results(self._draft(tokens, starts, lens, arguments)[:, None, :])
         return self._results(self._compute(tokens, starts, lens, arguments)[:, None, :])
+
+    def _run_draft(self, arguments: dict[str, Array]) -> Sequence[FakeBuffer]:
+        """A decode loop of the draft layer, from tokens that it finds as `checked` says."""
+        slots, positions, table = (arguments[name] for name in ("slots", "positions", "last_tokens"))
+        num_slots = (len(arguments["hidden_states"]) - 1) // HIDDEN_PER_SLOT
+        tokens, checked = arguments["tokens"].copy(), arguments["checked"]
+        for row, (slot, number) in enumerate(zip(slots.tolist(), checked.tolist(), strict=True)):
+            if number == DRAFTED:
+                tokens[row] = table[drafted_place(num_slots, slot, positions[row])]
+            elif number >= 0:
+                after = range(positions[row] + 1, positions[row] + 1 + number)
+                of_places = [self.drafted_at.get(drafted_place(num_slots, slot, at)) for at in after]
+                if of_places != [*after]:  # an exception would be a failure of the draft
+                    self.misuse = f"of places for {of_places}, tokens for {[*after]} are checked"
+                is_right = [
+                    table[drafted_place(num_slots, slot, at)] == table[chosen_place(num_slots, slot, at)]
+                    for at in after
+                ]
+                positions[row] += 1 + [*is_right, False].index(False)
+                tokens[row] = table[chosen_place(num_slots, slot, positions[row])]
+        known_before = np.where(checked == GIVEN, arguments["hidden_from"], 1)
+        starts = np.maximum(positions, 0)
+        given = {**arguments, "hidden_from": known_before}
+        logits = self._draft(tokens[:, None], starts, starts + 1, given)
+        pairs = zip(slots.tolist(), positions.tolist(), strict=True)
+        places = [drafted_place(num_slots, slot, at + 1) if slot >= 0 else -1 for slot, at in pairs]
+        token_ids = self._drawn(logits, np.array(places), positions, arguments["sampling"], table)
+        self.drafted_at |= dict(zip(places, (positions + 1).tolist(), strict=True))
+        positions[positions >= 0] += 1
+        return [token_ids, *self._results(logits[:, None, :])]
 
     def _draft(self, tokens: Array, starts: Array, lens: Array, arguments: Mapping[str, Array]) -> Array:
         """The logits of its draft layer, which are the model's if the hidden state before a row is known."""

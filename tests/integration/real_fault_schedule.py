@@ -16,6 +16,7 @@ from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSetti
 from shortfin_apps.llm.components.batching.scheduler import Scheduler
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.buckets import Buckets
+from shortfin_apps.llm.components.invocation.padding_runs import warm_up
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
 from shortfin_apps.llm.components.request.messages import FinishReason, GenerateCall
 from shortfin_apps.llm.components.runtime.device import (
@@ -152,7 +153,7 @@ class Served:
         options = BatchSettings(batch_mode=mode, chunk_tokens=chunk_tokens, token_budget=token_budget)
         window_pages = pages + more_window_pages
         runner = make_runner(device, program, config, pages, window_pages)
-        runner.warm_up(lambda done, total: None)
+        warm_up(runner, lambda done, total: None)
         cache = make_page_cache(config, prefix_cache, pages, window_pages)
         scheduler = Scheduler(cache, make_mode(options, config, buckets), max_running, **(scheduling or {}))
         engine = Engine(

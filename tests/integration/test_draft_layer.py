@@ -7,6 +7,7 @@ changes. What it would have drafted is compared with the reference.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,14 +23,16 @@ from shortfin_apps.llm.builder.progress import QuietProgress
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.sources.eagle_head import EagleHeadSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.draft_layer import DraftLayer
 from shortfin_apps.llm.components.engine.drafter import MAX_FAILURES
 from shortfin_apps.llm.components.engine.engine import Engine
+from shortfin_apps.llm.components.invocation.launch import Launch
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.open import Runtime
 from shortfin_apps.llm.components.sampling.candidates import Candidates
-from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT
+from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT, chosen_place, drafted_place
 from shortfin_apps.llm.contract.errors import ArtifactError, InvocationError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
 from shortfin_apps.llm.model.reference.draft import draft, hidden_before, known_hidden
@@ -99,32 +102,84 @@ class Teller(DraftLayer):
 
     texts: Sequence[Sequence[int]] = ()
     rows: list[tuple[list[int], Candidates]] = []  # noqa: RUF012  (of one test)
+    num_ahead = 0  # drafts made before the tokens of the step before were known
+
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
+        self._of_launch: dict[int, tuple[Launch, list[int]]] = {}
 
     def num_worth(self, request: Request, least: float, most: int) -> int:
+        if self._ahead is not None:
+            return super().num_worth(request, least, most)
         return 0 if self.has_given_up else max(0, min(most, 1 + len(request.token_ids) % 7))
 
-    def _queue_round(self, requests: Sequence[Request], number: int) -> None:
-        """Replace the tokens that are drawn, in the device's table."""
-        known = len(self._queued)
-        super()._queue_round(requests, number)
-        super()._drawn()  # they are in the table
-        buffers, device = self._runner.slots.buffers, self._runner._device
-        table = device.download(buffers["last_tokens"]).copy()
-        for launch, _ in self._queued[known:]:
-            result = self._runner.result(launch)
-            for index, task in enumerate(launch.batch.tasks):
+    def _queue(
+        self,
+        wanted: Mapping[Request, int],
+        launches: list[Launch],
+        checked: Mapping[Request, int] | None = None,
+    ) -> None:
+        """Replace the tokens that are drawn, in the device's table, before the next round is queued."""
+        runner = self._runner
+        launch_drafts = runner.launch_drafts
+
+        def watched(tasks: Sequence[LlmTaskInput], *options: Any) -> Iterator[Launch]:
+            known: dict[Request, list[int]] = {}
+            for number, launch in enumerate(launch_drafts(tasks, *options)):
                 if not number:
-                    row = result.row(index, with_logits=False)
-                    self.rows.append((list(task.request.token_ids), row))
-                table[self._place(task.request, number)] = max(0, self._told(task.request, number))
-        buffers["last_tokens"] = device.upload(table)
+                    known = self._known(tasks, checked)
+                    self._keep(launch, known)
+                self._replace(launch, known, number)
+                yield launch
 
-    def _drawn(self) -> Mapping[Request, Sequence[int]]:
-        drafted = super()._drawn()
-        return {r: [self._told(r, number) for number in range(len(drafted[r]))] for r in drafted}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runner, "launch_drafts", watched)
+            super()._queue(wanted, launches, checked)
 
-    def _told(self, request: Request, num_ahead: int) -> int:
-        token_id = told(self.texts, request.token_ids, num_ahead)
+    def _known(
+        self, tasks: Sequence[LlmTaskInput], checked: Mapping[Request, int] | None
+    ) -> dict[Request, list[int]]:
+        """The tokens up to the one from which is drafted, as the host will know them."""
+        known = {task.request: list(task.request.token_ids) for task in tasks}
+        if checked is None:
+            return known
+        self.num_ahead += 1
+        table, num_slots = self._table(), self._runner.slots._num_slots
+        for request, tokens in known.items():
+            for left in range(checked[request], -1, -1):
+                position = request.slot, len(tokens)
+                tokens.append(int(table[chosen_place(num_slots, *position)]))
+                if left == 0 or tokens[-1] != table[drafted_place(num_slots, *position)]:
+                    break
+        return known
+
+    def _table(self) -> Any:
+        return self._runner._device.download(self._runner.slots.buffers["last_tokens"]).copy()
+
+    def _keep(self, launch: Launch, known: Mapping[Request, list[int]]) -> None:
+        result = self._runner.result(launch)
+        for index, tokens in enumerate(known.values()):
+            self.rows.append((tokens, result.row(index, with_logits=False)))
+
+    def _replace(self, launch: Launch, known: Mapping[Request, list[int]], number: int) -> None:
+        self._runner.wait(launch)
+        table, told = self._table(), []
+        for request, tokens in known.items():
+            told.append(self._told(tokens, number))
+            table[self._runner.slots.drafted_place(request.slot, len(tokens) + number)] = max(0, told[-1])
+        self._runner.slots.buffers["last_tokens"] = self._runner._device.upload(table)
+        self._of_launch[id(launch)] = launch, told
+
+    def _drawn(self, launches: Sequence[Launch]) -> Mapping[Request, Sequence[int]]:
+        drafted: dict[Request, list[int]] = defaultdict(list)
+        for launch in launches:
+            _, told = self._of_launch.pop(id(launch))
+            for task, token_id in zip(launch.batch.tasks, told, strict=True):
+                drafted[task.request].append(token_id)
+        return drafted
+
+    def _told(self, token_ids: Sequence[int], num_ahead: int) -> int:
+        token_id = told(self.texts, token_ids, num_ahead)
         return -1 if token_id is None else token_id
 
 
@@ -250,7 +305,7 @@ def test_a_layer_that_fails_costs_drafts_only(artifact: Artifact, monkeypatch: p
 
     with open_engine(artifact, EngineSettings(**options)) as engine:
         expected = answers(engine, asked)
-    monkeypatch.setattr(DraftLayer, "_queue_round", fail)
+    monkeypatch.setattr(DraftLayer, "_queue", fail)
     monkeypatch.setattr(DraftLayer, "round_cost", 0.0)
     with open_engine(artifact, EngineSettings(speculative="mtp", **options)) as engine:
         assert answers(engine, asked) == expected

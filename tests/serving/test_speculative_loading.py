@@ -9,7 +9,6 @@ import pytest
 
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC
-from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.open import open_device
@@ -74,7 +73,7 @@ def test_what_a_round_takes_is_measured_beside_a_decode_of_the_model(
     tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     taken = iter([0.25, 1.0])  # of the draft model, and of the model
-    monkeypatch.setattr(BatchRunner, "decode_s", lambda runner, num_runs: next(taken))
+    monkeypatch.setattr(speculative_loading, "decode_s", lambda runner, num_runs: next(taken))
     caplog.set_level("INFO")
     artifact = tiny_artifact
     files = (artifact.config, artifact.vmfb, artifact.parameters, frozenset[int]())

@@ -38,23 +38,36 @@ in ARGUMENT_TYPES and the slabs `[pages, elements]` of `kv_cache_dtype`, which e
 Without `has_prefill_position` in config.json, a prefill takes no start positions. Upstream's `extend` is
 padded instead of packed: it takes the arguments of a prefill, for any N.
 
-A model with a draft layer (model/draft_layer.py) has entries `draft`, which run this layer on one token per
-row, and return candidates and logits like a `decode`. They and all entries above that take slabs end with
-`hidden_from [N or R], hidden_to [N or R], hidden_states [HL,H]` before the slabs:
+A model with a draft layer (model/draft_layer.py) has entries `draft`: decode loops of this layer. All entries
+that take slabs then end with `hidden_from [N or R], hidden_to [N or R], hidden_states [HL,H]` before these,
+but a `draft` and a `decode_loop` take no `hidden_to`:
 
-    draft_bs{N}         tokens [N,1], seq_lens [N], start_positions [N], seq_block_ids [N,B],
-                        last_tokens [L], hidden_from [N], hidden_to [N], hidden_states [HL,H], slabs
+    draft_bs{N}         tokens [N], slots [N], positions [N], checked [N], seq_block_ids [N,B],
+                        sampling [6,N], last_tokens [L], hidden_from [N], hidden_states [HL,H], slabs
 
 `hidden_states` (f32) is a table on the device. The entry reads the hidden state of the token before a row's
 first one from row `hidden_from`, and stores that of the row's last token in row `hidden_to`, in place. Row
 NO_HIDDEN has none: zeros are read, and what is stored is not used. With `hidden_from` -1, a row of a packed
-`extend` continues the row before it. A `decode_loop` takes no `hidden_to`, and knows of `hidden_from` only
-whether it is NO_HIDDEN: it uses row `hidden_row` of a slot and position, as callers do. The reflection data
-of all these entries has TAKES_HIDDEN.
+`extend` continues the row before it. A `draft` and a `decode_loop` know of `hidden_from` only whether it is
+NO_HIDDEN: they use row `hidden_row` of a slot and position, as callers do. The reflection data of all these
+entries has TAKES_HIDDEN.
+
+A `draft` differs from a `decode_loop` in where it finds a row's token and stores the one that it draws.
+`last_tokens` has, for each slot and position, a place of a token that was drafted (`drafted_place`) and of
+one that the model has chosen (`chosen_place`). The token that is drawn for a position is stored in the
+former; callers have `sample` entries store tokens in the latter. `checked[r]` tells the row's token:
+
+    GIVEN      it is `tokens[r]`, at `positions[r]`
+    DRAFTED    it was drafted for `positions[r]`, as by an invocation before with the same arguments
+    n >= 0     the model has computed the token at `positions[r]` and n drafted ones after it. The row's token
+               is the first that the model has chosen otherwise or, if there is none, the one after the last;
+               before all else, `positions[r]` becomes its position
+
+So rounds of drafts can be queued before the caller knows which of the last drafts were right.
 
 `last_tokens` is a table on the device that has the last token of each running request, by slot. The caller
-assigns the slots, of which the table may have more than `counts`: for drafted tokens. A negative token ID
--1-s in `tokens` of a packed `extend`, a `draft` or a `decode_loop` stands for `last_tokens[s]`, so that the
+assigns the slots, of which the table may have more than `counts`: the places of a draft layer. A negative
+token ID -1-s in `tokens` of a packed `extend` or a `decode_loop` stands for `last_tokens[s]`, so that the
 caller can queue an invocation before it knows this token. `decode_loop`, `sample` and `adjusted_sample` draw
 tokens. They update `last_tokens` in place: the token of row r is stored
 in `last_tokens[slots[r]]`. Nothing is stored for a padding row, a negative slot, or a row without a finite
@@ -156,7 +169,10 @@ KEPT = -2  # as EditField.COUNT: the count is the one in the table
 # rows are checked like others; f32 has exactly this number.
 NO_LOGIT = -1e9
 NO_HIDDEN = 0  # the row of `hidden_states` that has no token's hidden state
-HIDDEN_PER_SLOT = 16  # rows of `hidden_states` per slot: a power of two, more than are proposed at once
+# Rows of `hidden_states` per slot, and places of drafted and of chosen tokens: a power of two, more than are
+# proposed at once.
+HIDDEN_PER_SLOT = 16
+GIVEN, DRAFTED = -1, -2  # as `checked` of a `draft`
 PARAMETER_SCOPE = "model"  # as in `#flow.parameter.named<"model"::"blk.0.attn_q.weight">`
 BLOCK_TABLES = ("seq_block_ids", "window_block_ids")
 MIN_BLOCKS = 2  # minimum of B, because upstream's exporter does not support narrower block tables
@@ -172,7 +188,7 @@ class EntryFamily(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     EXTEND = "extend"  # prefill chunks and decodes in one invocation
-    DRAFT = "draft"  # one token per row, computed by the draft layer
+    DRAFT = "draft"  # a decode loop of the draft layer
     DECODE_LOOP = "decode_loop"  # a decode that draws tokens and advances positions on the device
     SAMPLE = "sample"  # only draws tokens, from existing rows of logits
     ADJUSTED_SAMPLE = "adjusted_sample"  # adjusts existing rows of logits, then draws tokens from these
@@ -241,7 +257,7 @@ _ARGUMENTS = {
     Layout.PREFILL: ("tokens", "start_positions", "seq_lens", "seq_block_ids"),
     Layout.DECODE: ("tokens", "seq_lens", "start_positions", "seq_block_ids"),
     Layout.PACKED: ("tokens", "offsets", "start_positions", "seq_lens", "seq_block_ids", "last_tokens"),
-    Layout.DRAFT: ("tokens", "seq_lens", "start_positions", "seq_block_ids", "last_tokens"),
+    Layout.DRAFT: ("tokens", "slots", "positions", "checked", "seq_block_ids", "sampling", "last_tokens"),
     Layout.LOOP: ("tokens", "slots", "positions", "seq_block_ids", "sampling", "last_tokens"),
     Layout.SAMPLE: (
         *("values", "indices", "logits", "row_indices"),
@@ -253,6 +269,7 @@ _ARGUMENTS = {
     ),
     Layout.LOGPROBS: ("values", "indices", "logits", "row_indices", "slots", "last_tokens"),
 }
+LOOP_LAYOUTS = (Layout.LOOP, Layout.DRAFT)  # of entries that compute one token per row, then draw the next
 # Of entries that read rows which another entry has left on the device.
 ROW_LAYOUTS = (Layout.SAMPLE, Layout.ADJUSTED_SAMPLE, Layout.LOGPROBS)
 # MLIR element types of the arguments that are not i64.
@@ -314,8 +331,8 @@ class Entry:
     @property
     def returns_token_ids(self) -> bool:
         """Whether the entry draws tokens, so that its first result is token IDs."""
-        draws = (EntryFamily.DECODE_LOOP, EntryFamily.SAMPLE, EntryFamily.ADJUSTED_SAMPLE)
-        return self.family in draws
+        layout = self.layout()
+        return layout in LOOP_LAYOUTS or layout in (Layout.SAMPLE, Layout.ADJUSTED_SAMPLE)
 
     def layout(self, tokens_rank: int | None = None) -> Layout:
         """Return the layout. An `extend` is padded if `tokens_rank`, the rank of argument `tokens`, is 2."""
@@ -367,7 +384,7 @@ class Entry:
 
 
 def _tokens_shape(layout: Layout, rows: int | None, length: int | None) -> tuple[int | None, ...]:
-    if layout is Layout.LOOP:
+    if layout in LOOP_LAYOUTS:
         return (rows,)
     return (length,) if layout is Layout.PACKED else (rows, length)
 
@@ -388,7 +405,7 @@ def argument_names(
     """
     names = _ARGUMENTS[layout]
     if takes_hidden and layout not in ROW_LAYOUTS:
-        names = (*names, *(name for name in _HIDDEN if layout is not Layout.LOOP or name != "hidden_to"))
+        names = (*names, *(name for name in _HIDDEN if layout not in LOOP_LAYOUTS or name != "hidden_to"))
     if takes_followers and layout is Layout.PACKED:
         after = names.index("last_tokens")
         names = (*names[:after], "followers", *names[after:])
@@ -411,3 +428,21 @@ def hidden_row(slot: int, position: int) -> int:
     A request with a negative slot has none.
     """
     return NO_HIDDEN if slot < 0 else 1 + slot * HIDDEN_PER_SLOT + position % HIDDEN_PER_SLOT
+
+
+def drafted_place(num_slots: int, slot: int, position: int) -> int:
+    """Return the index in `last_tokens` of the token drafted for a position of the request in `slot`.
+
+    The tables of a model with a draft layer have `num_slots` slots for requests.
+    """
+    return num_slots + slot * HIDDEN_PER_SLOT + position % HIDDEN_PER_SLOT
+
+
+def chosen_place(num_slots: int, slot: int, position: int) -> int:
+    """Return the index of the token that the model has chosen, like `drafted_place`."""
+    return drafted_place(num_slots, num_slots + slot, position)
+
+
+def num_places(num_slots: int) -> int:
+    """Return the size of `last_tokens` for a model with a draft layer."""
+    return drafted_place(num_slots, 2 * num_slots, 0)

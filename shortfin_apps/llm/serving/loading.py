@@ -16,6 +16,7 @@ from shortfin_apps.llm.components.engine.drafter import Drafter
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
+from shortfin_apps.llm.components.invocation.padding_runs import warm_up
 from shortfin_apps.llm.components.invocation.page_count import (
     page_table_bytes,
     pages_that_fit,
@@ -309,7 +310,7 @@ def _warm_up(
     facts: ModelFacts,
     on_warm_up: OnProgress,
 ) -> None:
-    warmed_up = runner.warm_up(on_warm_up)
+    warmed_up = warm_up(runner, on_warm_up)
     for entry in warmed_up:
         check_results(entry, config, facts.tokenizer_vocab_size)
     logger.info(

@@ -13,6 +13,7 @@ from shortfin_apps.llm.components.engine.drafter import DraftOptions
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.invoker import owned_bytes
+from shortfin_apps.llm.components.invocation.padding_runs import decode_s, shape_s, warm_up
 from shortfin_apps.llm.components.invocation.page_count import page_table_bytes, window_page_count
 from shortfin_apps.llm.components.invocation.page_table import make_page_cache, make_runner
 from shortfin_apps.llm.components.invocation.slot_tables import table_bytes
@@ -181,10 +182,10 @@ def make_draft_model(
     runner.slots.resize(
         draft.max_running
     )  # if it has a draft layer of its own, its entries keep hidden states
-    runner.warm_up()
+    warm_up(runner)
     cost = draft.round_cost
     if cost is None:
-        cost = runner.decode_s(TIMED_DECODES) / model.decode_s(TIMED_DECODES)
+        cost = decode_s(runner, TIMED_DECODES) / decode_s(model, TIMED_DECODES)
     logger.info(
         "draft model: a decode takes %.0f %% of the model's time; its KV cache, results and workspace take "
         "%.1f MiB",
@@ -205,8 +206,8 @@ def make_draft_layer(
     model: BatchRunner, cache: KVCache, config: ModelConfig, settings: EngineSettings
 ) -> DraftLayer:
     """Return the drafter of `--speculative mtp`. Callers must warm up `model` first."""
-    round_s = model.shape_s(model.buckets.draft(1), TIMED_DECODES)
-    cost = round_s / model.decode_s(TIMED_DECODES)
+    round_s = shape_s(model, model.buckets.draft(1), TIMED_DECODES)
+    cost = round_s / decode_s(model, TIMED_DECODES)
     logger.info("draft layer: a round takes %.0f %% of a decode's time", 100 * cost)
     options = DraftOptions(
         max_tokens=settings.speculative_tokens,

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.engine.drafter import MAX_FAILURES
+from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT
 from tests.components.engine.test_speculation import (
@@ -74,6 +75,7 @@ def test_tokens_are_those_without(
     )
     make_faulty(rig, faults, spoiled)
     assert answers(rig, calls, [arrival for *_, arrival in requests]) == expected
+    assert not rig.program.misuse
 
 
 def make_faulty(rig: Rig, faults: list[int], spoiled: list[tuple[int, int]]) -> None:
@@ -145,11 +147,16 @@ def test_forced_tokens_are_computed_before_a_draft() -> None:
         assert answers(rig, calls) == expected
 
 
-SAMPLES: dict[str, Any] = {"mode": "extend-attention", "token_budget": 64, "sample_sizes": (1, 2, 4, 8)}
+SAMPLES: dict[str, Any] = {
+    "mode": "extend-attention",
+    "token_budget": 64,
+    "loop_sizes": (1, 2, 4, 8),
+    "sample_sizes": (1, 2, 4, 8),
+}
 
 
-def test_a_draft_and_its_check_are_queued_at_once() -> None:
-    rig = make_rig(fake_config(pages=64), speculation=ALONE, drafts=0.0, **SAMPLES)
+def queued_by(rig: Rig, calls: list[GenerateCall]) -> list[tuple[str, int]]:
+    """The entries that are queued, each with the number of those in flight before it."""
     submit, queued = rig.program.submit, []
 
     def watched(entry: str, arguments: Any) -> Any:
@@ -157,9 +164,45 @@ def test_a_draft_and_its_check_are_queued_at_once() -> None:
         return submit(entry, arguments)
 
     rig.program.submit = watched  # type: ignore[method-assign]
-    answers(rig, [call(str(i), [i, *PROMPT[:9]], 4) for i in range(3)])
-    rounds = [("draft_bs4", 0), ("sample_bs4", 1), ("draft_bs4", 2), ("sample_bs4", 3)]
-    assert queued[-5:] == [*rounds, ("extend", 4)]
+    answers(rig, calls)
+    return queued
+
+
+def test_a_draft_and_its_check_are_queued_at_once() -> None:
+    rig = make_rig(fake_config(pages=64), speculation=ALONE, drafts=0.0, **SAMPLES)
+    queued = queued_by(rig, [call(str(i), [i, *PROMPT[:9]], 4) for i in range(3)])
+    rounds = [("draft_bs4", 0), ("draft_bs4", 1)]
+    assert queued[:5] == [("extend", 0), ("sample_bs4", 1), *rounds, ("extend", 2)]
+    assert [number for _, number in queued[5:]] == [3, 4, 5], "draws, and the first round of the next draft"
+
+
+def test_the_next_draft_is_queued_with_the_check_of_the_last() -> None:
+    """So the device never waits for the host, but after the first step."""
+    options = SAMPLES | {"token_budget": 12}
+    rig = make_rig(fake_config(pages=64), speculation=ALONE, drafts=0.0, **options)
+    queued = queued_by(rig, [call(str(i), [i, *PROMPT[:9]], 30) for i in range(3)])
+    idle = [number for number, (_, in_flight) in enumerate(queued) if not in_flight]
+    assert idle[-1] < len(queued) / 4, queued
+    assert counts(rig)[0] == counts(rig)[1] > 50
+
+
+@pytest.mark.parametrize("ends", ["abort", "stop"])
+def test_drafts_for_requests_that_have_ended_are_dropped(ends: str) -> None:
+    rig = make_rig(fake_config(pages=64), speculation=ALONE, drafts=0.0, **SAMPLES)
+    rig.engine.add(call("a", PROMPT[:9], 40))
+    while not rig.engine.stats().speculation.accepted:  # type: ignore[union-attr]
+        rig.engine.step()
+    assert rig.program.in_flight, "the next draft is queued"
+    if ends == "abort":
+        rig.engine.abort("a")
+    else:
+        while rig.engine.has_work:
+            rig.engine.step()
+        assert not rig.program.in_flight
+    assert rig.cache.usage().leased == 0
+    assert answers(rig, [call("b", PROMPT[:5], 20)]) == answers(
+        make_rig(fake_config(pages=64), **SAMPLES), [call("b", PROMPT[:5], 20)]
+    )
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -174,4 +217,15 @@ def test_a_draft_that_fails_ends_no_request(depth: int) -> None:
     stats = rig.engine.stats()
     assert stats.failed_invocations == 0
     assert stats.preemptions == MAX_FAILURES * len(calls)
-    assert [name for name, _ in rig.program.calls].count("draft_bs4") <= MAX_FAILURES * HIDDEN_PER_SLOT
+    assert [name for name, _ in rig.program.calls].count("draft_bs4") <= 2 * MAX_FAILURES * HIDDEN_PER_SLOT
+
+
+def test_the_device_checks_drafted_tokens_only() -> None:
+    """It does not know those of a lookup; from another token than the host, it would write others' pages."""
+    options = SAMPLES | {"repeats": 0.6}
+    calls = [call(str(i), [i, *PROMPT[:9]], 40) for i in range(4)]
+    for errs in (0.0, 0.3, 1.0):
+        speculation = SpeculationOptions(max_tokens=3, row_cost=0)
+        rig = make_rig(fake_config(pages=64), speculation=speculation, drafts=errs, **options)
+        assert answers(rig, calls) == answers(make_rig(fake_config(pages=64), **options), calls)
+        assert not rig.program.misuse

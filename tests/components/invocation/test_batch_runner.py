@@ -9,6 +9,7 @@ from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import BatchModeName, BatchSettings
 from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.padding_runs import warm_up
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
 from shortfin_apps.llm.contract.abi import EntryFamily
@@ -83,7 +84,7 @@ def test_warm_up_runs_every_entry_on_the_scratch_page_alone() -> None:
     program = FakeProgram(config, static_lengths=(8,), loop_sizes=(2,))
     device = FakeDevice(program)
     slab = device.allocate((32, 4), config.paged_kv_cache.dtype)
-    BatchRunner(device, program, config, page_table=[slab]).warm_up()
+    warm_up(BatchRunner(device, program, config, page_table=[slab]))
     assert {name for name, _ in program.calls} == set(program.entries)
     assert not slab.array[1:].any()
 
@@ -107,7 +108,7 @@ def test_a_warm_up_that_fails_says_whose_fault_it_may_be(error: InvocationError,
     program.faults.before = fail
     kind = DeviceLostError if isinstance(error, DeviceLostError) else ArtifactError
     with pytest.raises(kind, match=says):
-        BatchRunner(device, program, config, page_table=[slab]).warm_up()
+        warm_up(BatchRunner(device, program, config, page_table=[slab]))
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])

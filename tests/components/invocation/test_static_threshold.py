@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.invoker import owned_bytes
+from shortfin_apps.llm.components.invocation.padding_runs import decode_s, warm_up
 from shortfin_apps.llm.components.invocation.static_threshold import with_static_threshold
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import Program, TensorType
@@ -136,8 +137,8 @@ def test_an_engine_gives_the_same_tokens_on_dynamic_entries(mode: str, depth: in
 
 def test_decodes_of_dynamic_entries_are_timed_and_warmed_up() -> None:
     rig = make_rig(static_threshold=0)
-    assert {each.name for each in rig.runner.warm_up()} == {"prefill_bs1", "prefill_bs4", "extend"}
-    assert rig.runner.decode_s(1) >= 0
+    assert {each.name for each in warm_up(rig.runner)} == {"prefill_bs1", "prefill_bs4", "extend"}
+    assert decode_s(rig.runner, 1) >= 0
     assert {name for name, _ in rig.program.calls} == {"prefill_bs1", "prefill_bs4", "extend"}
     assert rig.runner.buckets.decode_of(3).rows == 3
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Emitter, Tensor, tensor_type
+from shortfin_apps.llm.builder.lowering.linalg.draft_rows import draft_rows
 from shortfin_apps.llm.builder.lowering.linalg.hidden_states import loop_rows
 from shortfin_apps.llm.builder.lowering.lowering import LOGITS_MEMORY, RowResults, Values
 from shortfin_apps.llm.contract.abi import (
@@ -86,7 +87,7 @@ def write_entry(
     logits_size: int | None,
     hidden_size: int | None = None,
 ) -> str:
-    """Return the MLIR of a prefill, decode, extend or draft entry.
+    """Return the MLIR of a prefill, decode or extend entry.
 
     `body` emits the operations from the imported tensors to values, indices and logits. `static_workspace`:
     the size of the temporaries of `body` does not depend on the block table's size. `logits_size`: the number
@@ -122,7 +123,7 @@ def write_decode_loop(
     logits_size: int | None,
     hidden_size: int | None = None,
 ) -> str:
-    """Return the MLIR of a decode loop (a decode that also draws tokens and advances positions).
+    """Return the MLIR of a decode loop (a decode that also draws tokens and advances positions), or a draft.
 
     `body` emits the operations up to the drawn token of each batch row and the updated positions and table.
     The keyword arguments are those of `write_entry`.
@@ -130,8 +131,9 @@ def write_decode_loop(
     e = Emitter()
     rows = entry.rows
     assert rows is not None, "a decode loop has a fixed number of rows"
+    of_rows = ("tokens", "slots", "positions", *(["checked"] if entry.layout() is Layout.DRAFT else []))
     shapes: dict[str, Sequence[Dim]] = {
-        **dict.fromkeys(("tokens", "slots", "positions"), (rows,)),
+        **dict.fromkeys(of_rows, (rows,)),
         "sampling": (len(SamplingField), rows),
         "last_tokens": (_dim(e, "last_tokens", 0),),
     }
@@ -142,15 +144,24 @@ def write_decode_loop(
     imported = _slabs(e, rows, options, slabs)
     if static_workspace and logits_size is not None:
         inputs[LOGITS_MEMORY] = _logits_memory(e, rows, logits_size)
+    slots = inputs["slots"]
+    if hidden_size is not None:
+        inputs |= _hidden_table(e, hidden_size)
+        inputs["hidden_from"] = _import(e, "hidden_from", (rows,), "i64")
+    if entry.layout() is Layout.DRAFT:
+        count, _ = inputs["hidden_table"].shape
+        found = draft_rows(e, {**inputs, "positions": positions}, last_tokens, count)
+        positions = found.positions
+        inputs |= {"tokens": found.tokens, "hidden_from": found.hidden_from, "slots": found.places}
+        inputs["positions"] = _written_over(e, inputs["positions"], positions)
+    else:
+        inputs["tokens"] = _known_tokens(e, inputs["tokens"], last_tokens)
     starts = e.elementwise("n", ("n", (rows,), "i64"), [(positions, "n")], _START)
     seq_lens = e.elementwise("n", ("n", (rows,), "i64"), [(starts, "n")], _SEQ_LEN)
     batch = _batch(e, entry, imported, starts, seq_lens)
     if hidden_size is not None:
-        given = _import(e, "hidden_from", (rows,), "i64")
-        inputs |= _hidden_table(e, hidden_size)
         count, _ = inputs["hidden_table"].shape
-        inputs |= loop_rows(e, inputs["slots"], positions, given, count)
-    inputs["tokens"] = _known_tokens(e, inputs["tokens"], last_tokens)
+        inputs |= loop_rows(e, slots, positions, inputs["hidden_from"], count)
     values = body(e, inputs, batch)
     results = {"token_ids": values["token_ids"], **_of_rows(e, values)}
     updated = {name: values[name] for name in LOOP_STATE} | _written(entry, batch, values, hidden_size)
@@ -217,6 +228,11 @@ def _known_tokens(e: Emitter, tokens: Tensor, last_tokens: Tensor) -> Tensor:
   %y = arith.select %is_slot, %last, %a : i64
   linalg.yield %y : i64"""
     return e.elementwise("t", ("t", tokens.shape, "i64"), [(tokens, "t")], body)
+
+
+def _written_over(e: Emitter, memory: Tensor, values: Tensor) -> Tensor:
+    """Write `values` [rows] over an argument that a later operation updates."""
+    return e.elementwise("n", ("n", values.shape, "i64"), [(values, "n")], "  linalg.yield %a : i64", memory)
 
 
 def _bounded(batch: Batch) -> Dim:
@@ -296,7 +312,7 @@ def _arguments(
     if _takes_followers(entry, slabs):
         batch.followers = _import(e, "followers", (rows,), "i64")
     inputs = {"tokens": tokens if is_packed else e.reshape(tokens, (batch.tokens,))}
-    if not is_packed and entry.layout() is not Layout.DRAFT:
+    if not is_packed:
         return inputs, batch
     last_tokens = _import(e, "last_tokens", (_dim(e, "last_tokens", 0),), "i64")
     return {**inputs, "last_tokens": last_tokens}, batch

@@ -22,7 +22,7 @@ from shortfin_apps.llm.builder.program.entry import (
 )
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.contract.abi import RESIDENT_WORKGROUPS, Entry, EntryFamily
+from shortfin_apps.llm.contract.abi import LOOP_LAYOUTS, RESIDENT_WORKGROUPS, Entry, EntryFamily
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.config import context_length, pool_elements, pool_planes, within
 from shortfin_apps.llm.model.operations import Linear, Operation, Sample, TopK
@@ -85,7 +85,7 @@ class ModelModule:
         if (emit := of_rows.get(entry.family)) is not None:
             sizes = self._options.top_k, self._spec.vocab_size
             return write_row_entry(entry, *sizes, emit, static_workspace=self._static_workspace)
-        is_loop = entry.family is EntryFamily.DECODE_LOOP
+        is_loop = entry.layout() in LOOP_LAYOUTS
         is_draft = entry.family is EntryFamily.DRAFT
         operations: list[Operation] = list(self._draft_operations if is_draft else self._operations)
         sampling = [Sample("values", "token_ids", "indices", "logits")] if is_loop else []

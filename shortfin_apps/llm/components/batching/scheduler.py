@@ -120,13 +120,24 @@ class Scheduler:
         Pages that other running requests may need for their next tokens are not taken.
         """
         assert request.lease is not None
-        stride, num_kept = self._cache.stride, 2 * len(self.running)
-        num_tokens = len(request.token_ids) + count
+        count = min(count, self.reserve_pages(request, count))
+        return self._cache.reserve_proposed(request.lease, count, self._num_kept)
+
+    def reserve_pages(self, request: Request, count: int) -> int:
+        """Reserve pages for `count` further tokens of a running request; returns how many fit in its pages.
+
+        Like `reserve_proposed`, but without pages for states.
+        """
+        stride, num_tokens = self._cache.stride, len(request.token_ids) + count
         missing = -(-num_tokens // stride) - request.num_pages
-        if missing > 0 and self._cache.available().fewest >= num_kept + missing:
+        if missing > 0 and self._cache.available().fewest >= self._num_kept + missing:
             self._reserve(request, num_tokens)
-        count = min(count, request.num_pages * stride - len(request.token_ids))
-        return self._cache.reserve_proposed(request.lease, count, num_kept)
+        return request.num_pages * stride - len(request.token_ids)
+
+    @property
+    def _num_kept(self) -> int:
+        """The number of pages that running requests may need for their next tokens."""
+        return 2 * len(self.running)
 
     def may_admit(self) -> bool:
         """Return whether `plan` might start a request.

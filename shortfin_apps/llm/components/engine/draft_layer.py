@@ -6,13 +6,18 @@
                 result and x, it samples y.
                 The main model computes t, x and y, one row each (speculation.py). Its entry overwrites the
                 draft layer's keys and values of these, and the hidden states.
-                All are queued at once: x and y stay in the device's table of tokens, until the host waits
-                for the main model's rows. If a VMFB draws no tokens of such rows, the host samples them, and
-                waits for each round.
+                If the device draws the tokens of all rows, the rounds of step n + 2 follow: the first one
+                finds on the device which of x and y were right, and begins after them.
+
+All of a step are queued at once: drafted tokens stay in the device's table. So the device runs the rounds of
+step n + 2 while the host commits step n + 1 and plans the next one. Nothing depends on their being right: if
+the host finds another token to be the last, as after a request's preemption, they are not proposed.
 
 The draft layer uses the pages of the main model's leases: there is nothing to catch up on, and shared
-prefixes are shared with it. If the hidden state before a request's first computed token is unknown, as after
-a shared prefix, zeros stand for it: the first draft may then be wrong.
+prefixes are shared with it. Rounds that are queued ahead may write pages of a request that has ended since,
+but before any later invocation; pages are zeroed only after they are over. They write positions that have no
+page of their own to the scratch page. If the hidden state before a request's first computed token is unknown,
+as after a shared prefix, zeros stand for it: the first draft may then be wrong.
 """
 
 from __future__ import annotations
@@ -20,18 +25,37 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
 
-from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.engine.drafter import Drafter, DraftError, DraftOptions
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
-from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch
+from shortfin_apps.llm.components.invocation.launch import Launch
 from shortfin_apps.llm.components.kvcache.cache import KVCache
+from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import Request
-from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.device_sampling import device_fields
-from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.contract.errors import DeviceLostError
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """Rounds that are queued ahead of the step that will propose their tokens.
+
+    `drafts`: the requests, with their leases and numbers of drafted tokens. `lengths`: the requests' numbers
+    of tokens once the step before is committed; None until then.
+    """
+
+    launches: list[Launch] = field(default_factory=list)
+    drafts: dict[Request, tuple[Lease | None, int]] = field(default_factory=dict)
+    lengths: dict[Request, int] | None = None
+
+    def num_for(self, request: Request) -> int:
+        """Return how many tokens to propose for the request: 0 if another token than expected is its last."""
+        lease, count = self.drafts.get(request, (None, 0))
+        is_expected = self.lengths is not None and self.lengths.get(request) == len(request.token_ids)
+        return count if is_expected and lease is not None and lease is request.lease else 0
 
 
 class DraftLayer(Drafter):
@@ -41,110 +65,126 @@ class DraftLayer(Drafter):
 
     def __init__(self, runner: BatchRunner, cache: KVCache, options: DraftOptions) -> None:
         super().__init__(runner, cache, options)
-        # Invocations of the last draft and their draws, until the host knows the tokens.
-        self._queued: list[tuple[Launch, list[DrawLaunch]]] = []
+        self._queued: list[Launch] = []  # of the last draft, until the host knows its tokens
+        self._ahead: _Ahead | None = None
 
     def num_worth(self, request: Request, least: float, most: int) -> int:
-        """Draft nothing while other known tokens than the last have to be computed, as after forced ones."""
+        """Draft nothing while other known tokens than the last have to be computed, as after forced ones.
+
+        If rounds are queued ahead, only their tokens are proposed.
+        """
+        if self._ahead is not None:
+            return max(0, min(most, self._ahead.num_for(request)))
         is_behind = request.num_planned < len(request.token_ids) - 1
         return 0 if is_behind else super().num_worth(request, least, most)
 
+    def draft_ahead(self, wanted: Mapping[Request, int], checked: Mapping[Request, int]) -> None:
+        """Queue rounds from the tokens that the batch in flight will turn out to end with."""
+        ahead = _Ahead(drafts={request: (request.lease, count) for request, count in wanted.items()})
+        try:
+            with self._counting_time():
+                self._queue(wanted, ahead.launches, checked)
+        except Exception as error:  # the runtimes have no common exception
+            self._give_up(ahead.launches, waits=not isinstance(error, DeviceLostError))
+            self._count_failure(error)
+        else:
+            self._ahead = ahead
+
     def learn(self, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> None:
         """Wait for the tokens of the last draft; those after a row that is not finite are given up."""
-        if not self._queued:
+        queued, self._queued = self._queued, []
+        if not queued:
             return
         try:
             with self._counting_time():
-                drafted = self._drawn()
+                drafted = self._drawn(queued)
         except Exception as error:
-            self._abandon(waits=not isinstance(error, DeviceLostError))
+            self._give_up(queued, waits=not isinstance(error, DeviceLostError))
             self._count_failure(error)
             if isinstance(error, DeviceLostError):
                 raise
             raise DraftError(f"an invocation of the {self.NAME} failed") from error
-        self._queued = []
         self._failures = 0
         for request, tasks in proposed.items():
             finite = list(takewhile(lambda token_id: token_id >= 0, drafted[request]))
             for task, token_id in zip_longest(tasks, finite[: len(tasks)]):
                 task.learn(token_id)
 
+    def note_committed(self) -> None:
+        if self._ahead is not None and self._ahead.lengths is None:
+            self._ahead.lengths = {request: len(request.token_ids) for request in self._ahead.drafts}
+
+    def settle(self) -> None:
+        ahead = self._ahead
+        if ahead is not None and (self._cache.has_suspects or not any(map(ahead.num_for, ahead.drafts))):
+            self.abandon()
+
+    def abandon(self, *, waits: bool = True) -> None:
+        if self._ahead is not None:
+            self._give_up(self._ahead.launches, waits=waits)
+            self._ahead = None
+
     def flush_cache(self) -> None:
         """Do nothing: the pages are the main model's."""
 
-    def _drawn(self) -> Mapping[Request, Sequence[int]]:
-        """Wait for the last draft, and return each request's tokens; -1 for a row that is not finite."""
+    def _drawn(self, launches: Sequence[Launch]) -> Mapping[Request, Sequence[int]]:
+        """Wait for these rounds, and return each request's tokens; -1 for a row that is not finite."""
         drafted: dict[Request, list[int]] = defaultdict(list)
-        for launch, draws in self._queued:
-            self._runner.wait(launch)
-            for draw in draws:
-                for row, token_id in zip(draw.rows, self._runner.drawn(draw), strict=True):
-                    drafted[launch.batch.tasks[row].request].append(token_id)
+        for launch in launches:
+            token_ids = self._runner.wait(launch)
+            assert token_ids is not None, "the device draws them"
+            for task, token_id in zip(launch.batch.tasks, token_ids, strict=True):
+                drafted[task.request].append(token_id)
         return drafted
 
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        if not self._runner.buckets.draws_rows:
-            return super()._rounds(wanted)
-        try:
-            for number in range(max(wanted.values())):
-                self._queue_round([r for r, count in wanted.items() if count > number], number)
-        except BaseException as error:
-            self._abandon(waits=not isinstance(error, DeviceLostError))
-            raise
-        return {r: [-1 - self._place(r, number) for number in range(count)] for r, count in wanted.items()}
+        if self._ahead is not None:
+            self._queued, self._ahead = self._ahead.launches, None
+        else:
+            try:
+                self._queue(wanted, self._queued)
+            except BaseException as error:
+                queued, self._queued = self._queued, []
+                self._give_up(queued, waits=not isinstance(error, DeviceLostError))
+                raise
+        place = self._runner.slots.drafted_place
+        return {
+            r: [-1 - place(r.slot, len(r.token_ids) + number) for number in range(count)]
+            for r, count in wanted.items()
+        }
 
-    def _queue_round(self, requests: Sequence[Request], number: int) -> None:
-        """Queue the draft of one token for each request, the one after `number` others."""
+    def _queue(
+        self,
+        wanted: Mapping[Request, int],
+        launches: list[Launch],
+        checked: Mapping[Request, int] | None = None,
+    ) -> None:
+        """Queue the rounds of a draft, as many for each request; those near their context's end get none."""
         most = self._runner.buckets.most_drafts
-        for first in range(0, len(requests), most):
-            part = requests[first : first + most]
-            tasks = [self._task(r, self._before(r, number), len(r.token_ids) - 1 + number) for r in part]
-            launch = self._runner.launch(Batch(EntryFamily.DRAFT, tuple(tasks)))
-            draws: list[DrawLaunch] = []
-            self._queued.append((launch, draws))
-            slots = [self._place(request, number) for request in part]
-            draws.extend(self._runner.launch_draws(launch, range(len(part)), self._fields, slots=slots))
+        tasks = [self._task(request, None if checked is None else checked[request]) for request in wanted]
+        num_rounds = max(wanted.values())
+        tasks = [task for task in tasks if task.seq_len + num_rounds - 1 <= self._options.max_seq_len]
+        for first in range(0, len(tasks), most):
+            part = tasks[first : first + most]
+            numbers = [] if checked is None else [checked[task.request] for task in part]
+            launches.extend(self._runner.launch_drafts(part, num_rounds, self._fields, numbers))
 
-    def _abandon(self, *, waits: bool) -> None:
-        """Give up the queued invocations of a draft that cannot be completed."""
-        for launch, draws in self._queued:
+    def _task(self, request: Request, num_checked: int | None) -> LlmTaskInput:
+        """Create a task of the request's last token; it ends with the last that may turn out to be right."""
+        lease, start = request.lease, len(request.token_ids) - 1
+        assert lease is not None, "it runs"
+        end = start + 1 if num_checked is None else start + num_checked + 2
+        page_ids = lease.page_ids, lease.window_page_ids
+        return LlmTaskInput(request, request.token_ids[-1:], start, end, *page_ids)
+
+    def _give_up(self, launches: Sequence[Launch], *, waits: bool) -> None:
+        """Give up invocations of a draft that nobody needs any more, or that cannot be completed."""
+        for launch in launches:
             self._runner.abandon(launch, waits=waits)
-            for draw in draws:
-                self._runner.abandon(draw, waits=waits)
-        self._queued = []
 
     def _fields(self, request: Request) -> array[int]:
-        return device_fields(request, self._runner.num_candidates, draws_rows=True)
-
-    def _before(self, request: Request, number: int) -> Sequence[int]:
-        """Return the token before the one that is drafted after `number` others."""
-        return [-1 - self._place(request, number - 1)] if number else request.token_ids[-1:]
-
-    def _place(self, request: Request, number: int) -> int:
-        return self._runner.slots.drafted_slot(request.slot, number)
-
-    def _first_round(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        tasks = [self._task(r, r.token_ids[-1:], len(r.token_ids) - 1) for r in wanted]
-        rows = zip(wanted, self._run(tasks), strict=True)
-        return {request: self._next(request, row, 0) for request, row in rows if row.is_finite}
-
-    def _task(self, request: Request, token_ids: Sequence[int], start: int) -> LlmTaskInput:
-        lease = request.lease
-        assert lease is not None, "it runs"
-        end = start + len(token_ids)
-        return LlmTaskInput(request, token_ids, start, end, lease.page_ids, lease.window_page_ids)
-
-    def _run(self, tasks: Sequence[LlmTaskInput]) -> list[Candidates]:
-        rows: list[Candidates] = []
-        most, with_logits = self._runner.buckets.most_drafts, not self._runner.num_candidates
-        for first in range(0, len(tasks), most):
-            part = tuple(tasks[first : first + most])
-            result = self._runner.run(Batch(EntryFamily.DRAFT, part))
-            rows += [result.row(index, with_logits=with_logits) for index in range(len(part))]
-        return rows
-
-    def _is_finite(self, request: Request, row: Candidates) -> bool:
-        return row.is_finite
+        buckets = self._runner.buckets
+        return device_fields(request, self._runner.num_candidates, draws_rows=buckets.draws_rows)
 
     def _fail(self) -> None:
         self._runner.forget_state()

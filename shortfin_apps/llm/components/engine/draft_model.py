@@ -26,6 +26,7 @@ from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.components.sampling.candidates import Candidates
+from shortfin_apps.llm.components.sampling.sampler import drafted_token
 from shortfin_apps.llm.contract.abi import EntryFamily
 
 CATCH_UP_TOKENS = 256  # over all requests in one step
@@ -73,7 +74,17 @@ class DraftModel(Drafter):
         self._cache.flush()
 
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        drafted = super()._rounds(wanted)
+        """Draft round by round; the host samples the tokens of each round before the next one."""
+        drafted = self._first_round(wanted)
+        for number in range(1, max(wanted.values(), default=0)):
+            going = [r for r, tokens in drafted.items() if len(tokens) == number < wanted[r]]
+            if not going:
+                break
+            tasks = [self._task(r, drafted[r][-1:], len(r.token_ids) + number - 1) for r in going]
+            for request, row in zip(going, self._run(tasks), strict=True):
+                if self._is_finite(request, row):
+                    drafted[request] += self._next(request, row, number)
+        self._failures = 0
         for request, tokens in drafted.items():
             if (sequence := self._sequences.get(request)) is not None:
                 sequence.ahead = tokens[:-1]
@@ -92,6 +103,14 @@ class DraftModel(Drafter):
             if self._is_finite(task.request, row) and self._advance(task):
                 drafted[task.request] = self._next(task.request, row, 0)
         return drafted
+
+    def _next(self, request: Request, row: Candidates, num_ahead: int) -> list[int]:
+        """Return a list of the token that `row` yields; empty if the main model's vocabulary lacks the token.
+
+        `num_ahead` is the number of tokens drafted before.
+        """
+        token_id, vocab_size = drafted_token(row, request, num_ahead), self._options.vocab_size
+        return [token_id] if vocab_size is None or token_id < vocab_size else []
 
     def _tasks(self, request: Request, start: int, end: int) -> list[LlmTaskInput]:
         """Create tasks for tokens `start` to `end`: single tokens up to a page boundary, then a chunk."""

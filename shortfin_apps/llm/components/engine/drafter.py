@@ -1,7 +1,7 @@
 """Drafters: models or layers that draft tokens in rounds, which the main model verifies (speculation.py).
 
-A round is one invocation for all requests that get drafts: it computes one token of each, and samples the
-next one with the request's own random numbers. A drafter never ends a request. If it cannot draft for a
+A round is one invocation for all requests that get drafts: it computes one token of each. The next one is
+sampled with the request's own random numbers. A drafter never ends a request. If it cannot draft for a
 request, the request is decoded without drafts. If an invocation fails, no request gets drafts in this step;
 after MAX_FAILURES consecutive failures, the drafter stays off. If the step's own invocation was queued
 already, it fails, too: the engine computes it again (DraftError).
@@ -20,8 +20,6 @@ from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.request.request import Request, State
-from shortfin_apps.llm.components.sampling.candidates import Candidates
-from shortfin_apps.llm.components.sampling.sampler import drafted_token
 from shortfin_apps.llm.components.speculation.acceptance import Rate
 from shortfin_apps.llm.contract.errors import DeviceLostError
 
@@ -111,6 +109,22 @@ class Drafter(ABC):
         Raises DraftError if an invocation of the draft failed, DeviceLostError if the device is lost.
         """
 
+    def draft_ahead(self, wanted: Mapping[Request, int], checked: Mapping[Request, int]) -> None:  # noqa: B027
+        """Draft for the step after the batch in flight, before its tokens are known, if the drafter can.
+
+        The device must draw all tokens of the batch, which has `checked` proposed tokens of each request.
+        Callers must have reserved pages of the main model for these, one token more, and the wanted ones.
+        """
+
+    def note_committed(self) -> None:  # noqa: B027
+        """Note that the batch of which `draft_ahead` was told is committed."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait for drafts made ahead, and drop them, if they have become useless or pages must be zeroed."""
+
+    def abandon(self, *, waits: bool = True) -> None:  # noqa: B027
+        """Drop drafts made ahead; with `waits`, wait for their invocations."""
+
     def observe(self, request: Request, num_proposed: int, num_accepted: int) -> None:
         """Record how many of the first `num_proposed` tokens of the request's last draft were accepted."""
         self._rate.observe(num_proposed, num_accepted)
@@ -141,43 +155,9 @@ class Drafter(ABC):
         left = "it is not used any more" if self.has_given_up else "requests go on without drafts"
         logger.error("an invocation of the %s failed, %s: %s", self.NAME, left, error, exc_info=error)
 
+    @abstractmethod
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        """Draft round by round; the host samples the tokens of each round before the next one."""
-        drafted = self._first_round(wanted)
-        for number in range(1, max(wanted.values(), default=0)):
-            going = [r for r, tokens in drafted.items() if len(tokens) == number < wanted[r]]
-            if not going:
-                break
-            tasks = [self._task(r, drafted[r][-1:], len(r.token_ids) + number - 1) for r in going]
-            for request, row in zip(going, self._run(tasks), strict=True):
-                if self._is_finite(request, row):
-                    drafted[request] += self._next(request, row, number)
-        self._failures = 0
-        return drafted
-
-    def _next(self, request: Request, row: Candidates, num_ahead: int) -> list[int]:
-        """Return a list of the token that `row` yields; empty if the main model's vocabulary lacks the token.
-
-        `num_ahead` is the number of tokens drafted before.
-        """
-        token_id, vocab_size = drafted_token(row, request, num_ahead), self._options.vocab_size
-        return [token_id] if vocab_size is None or token_id < vocab_size else []
-
-    @abstractmethod
-    def _first_round(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        """Draft one token for each request that gets drafts."""
-
-    @abstractmethod
-    def _task(self, request: Request, token_ids: Sequence[int], start: int) -> LlmTaskInput:
-        """Create a task of these tokens at `start`, with the pages that the drafter writes."""
-
-    @abstractmethod
-    def _run(self, tasks: Sequence[LlmTaskInput]) -> list[Candidates]:
-        """Compute the tasks, and return a row for each."""
-
-    @abstractmethod
-    def _is_finite(self, request: Request, row: Candidates) -> bool:
-        """Return whether the row can be used."""
+        """Draft tokens, round by round; raises what a failed invocation raises."""
 
     @abstractmethod
     def _fail(self) -> None:

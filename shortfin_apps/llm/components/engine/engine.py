@@ -18,7 +18,7 @@ from shortfin_apps.llm.components.engine.active_requests import ActiveRequests
 from shortfin_apps.llm.components.engine.drafter import Drafter, DraftError
 from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
 from shortfin_apps.llm.components.engine.pipeline import InFlight, Pipeline
-from shortfin_apps.llm.components.engine.row_reader import Row, Rows
+from shortfin_apps.llm.components.engine.row_reader import Row, Rows, is_finite
 from shortfin_apps.llm.components.engine.snapshot import Snapshot, take_snapshot
 from shortfin_apps.llm.components.engine.speculation import Speculation
 from shortfin_apps.llm.components.engine.stats import EngineCounters, EngineStats
@@ -129,9 +129,8 @@ class Engine:
     def tune(self, *, on_gpu: bool) -> None:
         """Measure how many prompt tokens to compute per step while requests decode.
 
-        Callers must call this before the first step. On CPUs, sets the token budget under light load. On
-        GPUs, sets the token budget under any load, but only for modes that mix prompts and decodes in one
-        invocation.
+        Callers must call this before the first step. Sets the token budget: on CPUs under light load, on GPUs
+        under any load, but only for modes that mix prompts and decodes.
         """
         mode = self._scheduler.mode
         if (budget := mode.budget) is None or (on_gpu and not mode.mixes):
@@ -202,11 +201,8 @@ class Engine:
         self._counters.failed_self_test = failure
 
     def fail_all(self, error: LlmError) -> list[Delta]:
-        """End every request after a bug in `step`.
-
-        Returns the deltas of the interrupted step, followed by the last delta of each request.
-        """
-        self._pipeline.abandon()
+        """End every request after a bug in `step`; return that step's deltas and each request's last."""
+        self._drop_steps()
         self._fault("the engine failed outside an invocation")
         ended = self._requests.discard_all(error)
         return self._take_deltas() + ended
@@ -318,6 +314,8 @@ class Engine:
                 task.request.queue_s = began_s - task.request.arrival_s
             task.on_launch(turn)
         self._num_planned += len(batch.tasks)
+        if self._speculation is not None and self._pipeline.draws_last:
+            self._speculation.draft_ahead(batch)
 
     def _complete(self) -> bool:
         """Wait for the first step in flight; commit it, or end its requests. Return whether it succeeded."""
@@ -356,7 +354,13 @@ class Engine:
         """Abandon the steps in flight, and preempt their requests: they start again from known tokens."""
         for request in [each for each in self._scheduler.running if each.num_planned > each.num_computed]:
             self._scheduler.preempt(request)
+        self._drop_steps(waits=waits)
+
+    def _drop_steps(self, *, waits: bool = True) -> None:
+        """Drop the steps in flight and what is queued ahead of the next one; `waits` as for the pipeline."""
         self._pipeline.abandon(waits=waits)
+        if self._speculation is not None:
+            self._speculation.abandon(waits=waits)
 
     def _commit(self, step: InFlight, rows: Rows) -> None:
         """Advance each task, publish full pages and sample tokens; a row with NaN ends its request instead.
@@ -373,7 +377,7 @@ class Engine:
                 self._advance(task, step)
                 lease.is_suspect = True
                 self._cache.give_up(lease, task.seq_len)
-            elif not _is_finite(row):
+            elif not is_finite(row):
                 self._end_spoiled(task, lease)
             else:
                 yields_token = self._advance(task, step)
@@ -396,7 +400,7 @@ class Engine:
         """Drop the row of a request that has ended, or of a rejected proposed token."""
         if not task.num_ahead:
             self._num_discarded += task.completes
-            lease.is_suspect |= row is None or not _is_finite(row)
+            lease.is_suspect |= row is None or not is_finite(row)
 
     def _end_spoiled(self, task: LlmTaskInput, lease: Lease) -> None:
         """End a request that got a row of NaN."""
@@ -493,7 +497,3 @@ class Engine:
             logits,
         )
         return delta if reason is None else self._requests.finish(request, delta)
-
-
-def _is_finite(row: Candidates | Drawn | int) -> bool:
-    return row >= 0 if isinstance(row, int) else row.is_finite

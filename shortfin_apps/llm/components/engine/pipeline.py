@@ -113,6 +113,12 @@ class Pipeline:
         return can_follow and not self._cache.has_suspects  # zeroed only while nothing is in flight
 
     @property
+    def draws_last(self) -> bool:
+        """Whether the device draws all tokens of the last step, so that the host reads no rows of it."""
+        last = self.last
+        return last is not None and not (last.unread or last.late or last.error)
+
+    @property
     def first(self) -> InFlight:
         """The step that `complete` waits for."""
         return self._steps[0]
@@ -206,7 +212,9 @@ class Pipeline:
             return
         choosers = self._choosers(step)
         if not step.draws_all:
-            self._draw(step, choosers.device, stores=not step.batch.has_proposals)
+            tasks = [step.batch.tasks[row] for row in choosers.device]
+            slots = self._runner.slots.chosen_places(tasks) if step.batch.has_proposals else None
+            self._draw(step, choosers.device, slots=slots)
         self._draw(step, choosers.adjusted, choosers.edits)
         self._compute_terms(step, [*choosers.device, *choosers.adjusted])
         step.unread.update(choosers.host)
@@ -290,11 +298,17 @@ class Pipeline:
         self._compute_terms(step, rows)
 
     def _draw(
-        self, step: InFlight, rows: Sequence[int], edits: Sequence[RowEdits] = (), *, stores: bool = True
+        self,
+        step: InFlight,
+        rows: Sequence[int],
+        edits: Sequence[RowEdits] = (),
+        *,
+        slots: Sequence[int] | None = None,
     ) -> None:
+        """Queue draws; `slots` as for `BatchRunner.launch_draws`."""
         if rows and step.launch is not None:
             # One by one: each is waited for if the next one fails.
-            fields, slots = self._sampler.device_fields, None if stores else ()
+            fields = self._sampler.device_fields
             step.draws.extend(self._runner.launch_draws(step.launch, rows, fields, edits, slots=slots))
 
     def _compute_terms(self, step: InFlight, rows: Sequence[int]) -> None:

@@ -20,6 +20,10 @@ Row = Candidates | Drawn | int | None
 Rows = Sequence[Row]
 
 
+def is_finite(row: Candidates | Drawn | int) -> bool:
+    return row >= 0 if isinstance(row, int) else row.is_finite
+
+
 class RowReader:
     """Fetches only as much of a batch's result as is needed to choose the next tokens."""
 

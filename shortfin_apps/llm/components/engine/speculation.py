@@ -62,6 +62,7 @@ class _Proposal:
     request: Request
     observe: Callable[[int, int], None]  # called with the numbers of proposed and accepted tokens
     tasks: Sequence[LlmTaskInput]
+    is_drafted: bool  # by the drafter
 
     @property
     def num_accepted(self) -> int:
@@ -92,7 +93,19 @@ class Speculation:
         self.counts = SpeculationCounts()
 
     def added_to(self, batch: Batch) -> Batch:
-        """Return an `extend` batch with proposed tokens added; `batch` itself if no tokens are proposed."""
+        """Return an `extend` batch with proposed tokens added; `batch` itself if no tokens are proposed.
+
+        Drafts made ahead are dropped if the batch does not use them: it must not be queued after drafts that
+        may fail, unless it waits for these, too.
+        """
+        if self._drafter is None:
+            return self._proposing(batch)
+        self._drafter.settle()
+        added = self._proposing(batch)
+        self._drafter.abandon()
+        return added
+
+    def _proposing(self, batch: Batch) -> Batch:
         if batch.family is EntryFamily.PREFILL:
             return batch
         self._open.clear()  # not empty only after a bug in the commit
@@ -116,6 +129,45 @@ class Speculation:
             learn = partial(self._drafter.learn, {each.request: each.tasks for each in drafted})
             self._open += drafted
         return _with_proposals(batch, {each.request: each.tasks for each in self._open}, learn)
+
+    def draft_ahead(self, batch: Batch) -> None:
+        """Draft for the step after `batch`, which is in flight and all of whose tokens the device draws.
+
+        Not for requests with tokens from prompt lookup, as the device compares drafted tokens only.
+        """
+        if self._drafter is None or not batch.has_proposals or self._prefills_next:
+            return
+        looked_up = {each.request for each in self._open if not each.is_drafted}
+        rows = [task for task in batch.tasks if task.completes and task.request not in looked_up]
+        checked = {task.request: task.num_ahead for task in rows}
+        if not checked:
+            return
+        least = self._least_chance(len(checked), len(checked), len(checked))
+        left = self._scheduler.mode.spare_tokens(batch) + sum(checked.values())
+        wanted: dict[Request, int] = {}
+        for request, num_checked in checked.items():
+            # At least one token is yielded, and the host proposes none after the request's last.
+            count = self._drafter.num_worth(request, least, min(left, _most(request) - 1))
+            before = num_checked + 1
+            if count:
+                count = min(count, self._scheduler.reserve_pages(request, before + count) - before)
+            if count > 0:
+                wanted[request] = count
+                left -= count
+        if wanted:
+            self._drafter.draft_ahead(wanted, checked)
+
+    @property
+    def _prefills_next(self) -> bool:
+        """Whether the next batch is likely to have no decodes."""
+        scheduler = self._scheduler
+        is_prefill_due = scheduler.may_admit() or not all(each.decodes for each in scheduler.running)
+        return is_prefill_due and not scheduler.mode.mixes
+
+    def abandon(self, *, waits: bool) -> None:
+        """Drop drafts that were made ahead, after a failure; `waits` is False for a lost device."""
+        if self._drafter is not None:
+            self._drafter.abandon(waits=waits)
 
     def would_propose(self, batch: Batch) -> bool:
         """Return whether the decodes after `batch`, which is in flight, may get proposals."""
@@ -146,6 +198,8 @@ class Speculation:
         if seconds is not None:
             self._observe(batch, seconds, total)
         if self._drafter is not None:
+            self._drafter.note_committed()
+            self._drafter.settle()
             self._drafter.forget_ended()
             self.counts.draft_model_s = self._drafter.device_s
 
@@ -188,7 +242,7 @@ class Speculation:
         token_ids = lookup.propose(request.token_ids, least, min(left, _most(request)))
         if token_ids:
             del token_ids[self._scheduler.reserve_proposed(request, len(token_ids)) :]
-        return _as_tasks(last, token_ids, lookup.observe) if token_ids else None
+        return _as_tasks(last, token_ids, lookup.observe, is_drafted=False) if token_ids else None
 
     def _proposed_by(
         self, drafter: Drafter, decodes: Sequence[LlmTaskInput], least: float, left: int
@@ -209,7 +263,7 @@ class Speculation:
             return []
         drafted = drafter.draft(wanted)
         return [
-            _as_tasks(task, token_ids, partial(drafter.observe, task.request))
+            _as_tasks(task, token_ids, partial(drafter.observe, task.request), is_drafted=True)
             for task in decodes
             if (token_ids := drafted.get(task.request))
         ]
@@ -233,7 +287,9 @@ def _with_proposals(
     return Batch(EntryFamily.EXTEND, tuple(tasks), has_proposals=True, learn=learn)
 
 
-def _as_tasks(last: LlmTaskInput, token_ids: Sequence[int], observe: Callable[[int, int], None]) -> _Proposal:
+def _as_tasks(
+    last: LlmTaskInput, token_ids: Sequence[int], observe: Callable[[int, int], None], *, is_drafted: bool
+) -> _Proposal:
     """Create the proposal of these tokens, for which pages must be reserved."""
     request = last.request
     assert request.lease is not None, "it runs"
@@ -242,7 +298,7 @@ def _as_tasks(last: LlmTaskInput, token_ids: Sequence[int], observe: Callable[[i
         LlmTaskInput.proposed(last, offset, token_id, page_id)
         for offset, (token_id, page_id) in enumerate(zip(token_ids, pages, strict=False), 1)
     ]
-    return _Proposal(request, observe, tasks)
+    return _Proposal(request, observe, tasks, is_drafted)
 
 
 def _most(request: Request) -> int:

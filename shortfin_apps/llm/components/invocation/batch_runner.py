@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -15,11 +16,17 @@ import numpy.typing as npt
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_result import BatchResult
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables
-from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape, all_return_logits
+from shortfin_apps.llm.components.invocation.buckets import Buckets, Shape, all_return_logits, widest
 from shortfin_apps.llm.components.invocation.entry_counts import EntryCounts, TableCounts, counts_of
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch, LogprobsLaunch
-from shortfin_apps.llm.components.invocation.loop_state import Call, Fields, LoopState
+from shortfin_apps.llm.components.invocation.loop_state import (
+    Call,
+    Fields,
+    LoopState,
+    padded,
+    padded_sampling,
+)
 from shortfin_apps.llm.components.invocation.padded_tasks import padded_arrays, state_pages
 from shortfin_apps.llm.components.invocation.row_draws import DrawArguments, LastUpload, padded_logprobs
 from shortfin_apps.llm.components.invocation.slot_tables import SLOT_TABLES, SlotTables
@@ -30,17 +37,25 @@ from shortfin_apps.llm.components.recorder.records import NOT_FINITE_ROW, Invoca
 from shortfin_apps.llm.components.runtime.device import (
     Device,
     DeviceBuffer,
-    EntrySignature,
     Pending,
     Program,
-    TensorType,
 )
 from shortfin_apps.llm.components.sampling.candidates import LogprobTerms
 from shortfin_apps.llm.components.sampling.logprobs import computed_terms
 from shortfin_apps.llm.components.sampling.row_edits import RowEdits
-from shortfin_apps.llm.contract.abi import BLOCK_TABLES, ROW_LAYOUTS, Entry, Layout, argument_names
+from shortfin_apps.llm.contract.abi import (
+    BLOCK_TABLES,
+    DRAFTED,
+    GIVEN,
+    LOOP_LAYOUTS,
+    ROW_LAYOUTS,
+    Entry,
+    EntryFamily,
+    Layout,
+    argument_names,
+)
 from shortfin_apps.llm.contract.config import ModelConfig
-from shortfin_apps.llm.contract.errors import ArtifactError, DeviceLostError, InvocationError
+from shortfin_apps.llm.contract.errors import InvocationError
 
 Array = npt.NDArray[Any]
 
@@ -70,7 +85,7 @@ class BatchRunner:
         self._top_k = config.top_k
         self.num_candidates = config.top_k or 0  # K of the entries' top-k; 0 if they return logits only
         self.stride = config.stride  # tokens per page
-        self._clock = clock
+        self.clock = clock
         has_position = config.has_prefill_position
         self._has_window_table = config.has_window_table
         self.buckets = Buckets(program.entries, config.stride, has_prefill_position=has_position)
@@ -118,13 +133,38 @@ class BatchRunner:
         With `fields`, decodes run on a decode loop, which also draws a token for each task with these
         sampling fields, and stores it in the request's slot of the token table.
         """
-        begin = self._clock()
+        begin = self.clock()
         shape, arguments = self._loop.following(batch) or self._call(batch, fields)
         record = self._record(shape, batch)
         pending = self._submit(shape.entry, arguments, record)
-        self.device_s += self._clock() - begin
+        self.device_s += self.clock() - begin
         self._count(shape, [len(task.token_ids) for task in batch.tasks])
         return Launch(batch, shape, pending, record)
+
+    def launch_drafts(
+        self, tasks: Sequence[LlmTaskInput], num_rounds: int, fields: Fields, checked: Sequence[int] = ()
+    ) -> Iterator[Launch]:
+        """Queue, one by one, rounds of the draft layer: each drafts one token for every task's request.
+
+        A task has the last known token; with `checked`, one number for each task as in abi.py, it has the
+        first token of the last batch instead, and reaches to the last token that may turn out to be right.
+        """
+        begin = self.clock()
+        last = max(task.seq_len for task in tasks) + num_rounds - 1
+        shape = self.buckets.draft(len(tasks), max(widest(tasks), -(-last // self.stride)))
+        sampling = padded_sampling([fields(task.request) for task in tasks], shape.rows)
+        given = {"checked": padded(checked, shape.rows, GIVEN), "sampling": sampling}
+        arguments = self._on_device(shape, tasks, {n: self._upload(array) for n, array in given.items()})
+        for number in range(num_rounds):
+            if number == 1:
+                drafted = self._upload(padded([DRAFTED] * len(tasks), shape.rows, GIVEN))
+                names = self._argument_names[Layout.DRAFT]
+                arguments = [drafted if n == "checked" else a for n, a in zip_longest(names, arguments)]
+            pending = self._submit(shape.entry, arguments, None)
+            self.device_s += self.clock() - begin
+            self._count(shape, [1] * len(tasks))
+            yield Launch(Batch(EntryFamily.DRAFT, tuple(tasks)), shape, pending)
+            begin = self.clock()
 
     def _call(self, batch: Batch, fields: Fields | None) -> Call:
         """Return the nearest shape and the arguments of its entry, on the device."""
@@ -137,7 +177,7 @@ class BatchRunner:
         return call
 
     def _record(self, shape: Shape, batch: Batch) -> Run | Step | None:
-        if self._recorder is None or shape.layout is Layout.DRAFT:
+        if self._recorder is None:
             return None
         if shape.layout is not Layout.LOOP:
             return self._recorder.run(shape.entry, shape.blocks, batch)
@@ -159,13 +199,13 @@ class BatchRunner:
             self._recorder.ended(record, error)
 
     def wait(self, launch: Launch) -> list[int] | None:
-        """Wait for a batch. Returns the token of each task if a decode loop drew them, else None.
+        """Wait for a batch. Returns the token of each task if a decode loop or a draft drew it, else None.
 
         A token is -1 if its row is not finite. Raises InvocationError.
         """
         with self._completing(launch.record):
             results = launch.pending.wait()
-            if launch.shape.layout is not Layout.LOOP:
+            if launch.shape.layout not in LOOP_LAYOUTS:
                 return None
             drawn = self._token_ids(results[0], len(launch.batch.tasks))
             if isinstance(launch.record, Step):
@@ -224,19 +264,19 @@ class BatchRunner:
     @contextmanager
     def _completing(self, record: Invocation | None) -> Iterator[None]:
         """Count the time of the `with` block as device time, and complete the record, if there is one."""
-        begin = self._clock()
+        begin = self.clock()
         try:
             yield
         except BaseException as error:
             self._ended(record, error)
             raise
         finally:
-            self.device_s += self._clock() - begin
+            self.device_s += self.clock() - begin
         self._ended(record)
 
     def run_as(self, shape: Shape, batch: Batch) -> BatchResult:
         """Invoke `shape`, which must hold the batch, without counting. Raises InvocationError."""
-        results = self._invoke(shape.entry, self._on_device(shape, batch.tasks))
+        results = self.invoke_entry(shape.entry, self._on_device(shape, batch.tasks))
         return self._fetch(batch, self._named(shape, results))
 
     def invoke(
@@ -258,7 +298,8 @@ class BatchRunner:
             hidden = {name: self._upload(array) for name, array in self._hidden(shape, tasks).items()}
             on_device = {**self.slots.buffers, **hidden, **on_device} | self._tables(tasks, shape)
         arguments = [on_device[name] for name in self._argument_names[shape.layout]]
-        results = self._invoke(shape.entry, [*arguments, *(self._page_table if entry.takes_slabs else ())])
+        arguments += self._page_table if entry.takes_slabs else ()
+        results = self.invoke_entry(shape.entry, arguments)
         named = entry.named_results(results, self._top_k)
         named |= {name: on_device[name] for name in SLOT_TABLES if name in on_device}
         return {name: self._device.download(buffer) for name, buffer in named.items()}
@@ -356,11 +397,11 @@ class BatchRunner:
         record: Invocation | None,
     ) -> Pending:
         """Queue an entry that reads rows of `results`."""
-        begin = self._clock()
+        begin = self.clock()
         arguments = {**results, **given, **self.slots.buffers}
         names = self._argument_names[shape.layout]
         pending = self._submit(shape.entry, [arguments[name] for name in names], record)
-        self.device_s += self._clock() - begin
+        self.device_s += self.clock() - begin
         self._count(shape, [])
         return pending
 
@@ -411,50 +452,7 @@ class BatchRunner:
         tables = [*self._page_table, *self.slots.buffers.values()]
         return sum(prod(table.shape) * table.dtype.itemsize for table in tables) + self._invoker.num_bytes
 
-    def warm_up(
-        self, on_progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> list[EntrySignature]:
-        """Run every entry once on padding rows, so that first touches of memory delay no request.
-
-        Returns a signature per entry with the types of the actual results; upstream's VMFBs declare no types.
-        Calls `on_progress` with the number of entries done and the total. Raises ArtifactError if an entry
-        does not accept the arguments that config.json describes.
-        """
-        shapes = self.buckets.smallest_shapes()
-        found: list[EntrySignature] = []
-        for shape in shapes:
-            on_progress(len(found), len(shapes))
-            found.append(self._first_run(shape))
-        on_progress(len(shapes), len(shapes))
-        return found
-
-    def decode_s(self, num_runs: int) -> float:
-        """Return the duration of a decode of one row, in seconds."""
-        return self.shape_s(self.buckets.decode_of(1), num_runs)
-
-    def shape_s(self, shape: Shape, num_runs: int) -> float:
-        """Return the shortest duration of `num_runs` warm invocations on padding rows, in seconds."""
-        arguments, taken = self._first_arguments(shape), []
-        for _ in range(num_runs):
-            begin = self._clock()
-            self._invoke(shape.entry, arguments)
-            taken.append(self._clock() - begin)
-        return min(taken)
-
-    def _first_run(self, shape: Shape) -> EntrySignature:
-        try:
-            results = self._invoke(shape.entry, self._first_arguments(shape))
-        except DeviceLostError as error:
-            raise type(error)(f"`{shape.entry}` failed in its first run: {error}") from error
-        except InvocationError as error:
-            reason = str(error).partition("\n")[0]
-            raise ArtifactError(
-                f"`{shape.entry}` failed in its first run; config.json may belong to another VMFB: check "
-                f"`has_prefill_position` and `paged_kv_cache` there ({reason})"
-            ) from error
-        return EntrySignature(shape.entry, None, tuple(TensorType(r.shape, r.dtype) for r in results))
-
-    def _first_arguments(self, shape: Shape) -> list[DeviceBuffer]:
+    def padding_arguments(self, shape: Shape) -> list[DeviceBuffer]:
         """Return arguments of `shape` that have only padding rows."""
         if shape.layout in ROW_LAYOUTS:
             types = self._entries[shape.entry].arguments or ()
@@ -482,7 +480,8 @@ class BatchRunner:
         has_rows = "hidden_from" in self._argument_names[shape.layout]
         return self.slots.hidden_rows(tasks, shape.rows) if has_rows else {}
 
-    def _invoke(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Sequence[DeviceBuffer]:
+    def invoke_entry(self, entry: str, arguments: Sequence[DeviceBuffer]) -> Sequence[DeviceBuffer]:
+        """Run an entry on these arguments and wait for it, without counting. Raises InvocationError."""
         return self._invoker.submit(entry, arguments).wait()
 
     def _fetch(self, batch: Batch, found: Mapping[str, DeviceBuffer]) -> BatchResult:

@@ -18,7 +18,7 @@ from shortfin_apps.llm.components.invocation.buckets import Shape
 from shortfin_apps.llm.components.invocation.hidden_rows import hidden_rows, is_first
 from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer
-from shortfin_apps.llm.contract.abi import NO_HIDDEN, SamplingField
+from shortfin_apps.llm.contract.abi import GIVEN, NO_HIDDEN, SamplingField
 
 Array = npt.NDArray[Any]
 Fields = Callable[[Request], "array[int]"]  # of a request, by SamplingField
@@ -119,11 +119,12 @@ def padded_sampling(fields: Sequence[array[int]], rows: int) -> Array:
 
 
 def padding_state(rows: int) -> dict[str, Array]:
-    """Return a decode loop's arguments for padding rows alone."""
+    """Return the arguments of a decode loop or a draft for padding rows alone."""
     return {
         "tokens": np.zeros(rows, np.int64),
         "slots": np.full(rows, -1, np.int64),
         "positions": np.full(rows, -1, np.int64),
+        "checked": np.full(rows, GIVEN, np.int64),
         "sampling": np.zeros((len(SamplingField), rows), np.int64),
         "hidden_from": np.full(rows, NO_HIDDEN, np.int64),
     }

@@ -12,15 +12,15 @@ import numpy.typing as npt
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.buckets import Shape
 from shortfin_apps.llm.components.invocation.loop_state import padded, padding_state
-from shortfin_apps.llm.contract.abi import Layout
+from shortfin_apps.llm.contract.abi import LOOP_LAYOUTS, Layout
 
 Array = npt.NDArray[Any]
 
 
 def padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Array]:
     """Return the tasks' tokens and positions by argument name, padded to the shape."""
-    if shape.layout is Layout.LOOP:
-        return padding_state(shape.rows)
+    if shape.layout in LOOP_LAYOUTS:
+        return padding_state(shape.rows) | (_given(shape, tasks) if tasks else {})
     arrays = {
         "start_positions": padded([task.start_position for task in tasks], shape.rows, 0),
         "seq_lens": padded([task.seq_len for task in tasks], shape.rows, 1),
@@ -31,6 +31,16 @@ def padded_arrays(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Arra
     else:
         arrays["tokens"] = _padded_tokens(shape, tasks)
     return arrays
+
+
+def _given(shape: Shape, tasks: Sequence[LlmTaskInput]) -> dict[str, Array]:
+    """Return the arguments of a draft for known tokens."""
+    assert shape.layout is Layout.DRAFT, "loop_state.py has the tasks of decode loops"
+    return {
+        "tokens": padded([task.token_ids[0] for task in tasks], shape.rows, 0),
+        "slots": padded([task.request.slot for task in tasks], shape.rows, -1),
+        "positions": padded([task.start_position for task in tasks], shape.rows, -1),
+    }
 
 
 def _padded_tokens(shape: Shape, tasks: Sequence[LlmTaskInput]) -> Array:

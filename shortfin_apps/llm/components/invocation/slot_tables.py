@@ -1,9 +1,10 @@
 """The device's tables by slot (abi.py).
 
 They have the last token of each running request, counts of its tokens and, for a draft layer, its drafted
-tokens and its last hidden states (hidden_rows.py). The device updates the first two when it draws a token.
-The host only remembers which tokens are counted. It passes all counts of a row to a draw if the table has
-others: at the first draw of a request, after tokens that the device did not draw, and after a failure.
+and chosen tokens and its last hidden states (hidden_rows.py). The device updates the first two when it draws
+a token. The host only remembers which tokens are counted. It passes all counts of a row to a draw if the
+table has others: at the first draw of a request, after tokens that the device did not draw, and after a
+failure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from shortfin_apps.llm.components.invocation.hidden_rows import hidden_rows
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import TokenCounts
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, EntrySignature, TensorType
-from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT, Entry, Layout, argument_names, hidden_row
+from shortfin_apps.llm.contract.abi import (
+    Entry,
+    Layout,
+    argument_names,
+    chosen_place,
+    drafted_place,
+    hidden_row,
+    num_places,
+)
 
 Entries = Mapping[str, EntrySignature]
 SLOT_TABLES = ("last_tokens", "counts")  # argument names of those that draws update
@@ -57,13 +66,15 @@ class SlotTables:
         """Number of counts per slot; callers must check that there are any."""
         return self.buffers["counts"].shape[-1]
 
-    def drafted_slot(self, slot: int, number: int) -> int:
-        """Return the place in `last_tokens` of the token that is drafted after `number` others.
+    def drafted_place(self, slot: int, position: int) -> int:
+        """Return the place in `last_tokens` of a drafted token; the program must have a draft layer."""
+        return drafted_place(self._num_slots, slot, position)
 
-        `slot` is the request's. The program must have a draft layer.
-        """
-        assert 0 <= number < HIDDEN_PER_SLOT
-        return self._num_slots + slot * HIDDEN_PER_SLOT + number
+    def chosen_places(self, tasks: Sequence[LlmTaskInput]) -> list[int]:
+        """Return the places in `last_tokens` of the tokens after these tasks; none without a draft layer."""
+        if "hidden_states" not in self.buffers:
+            return []
+        return [chosen_place(self._num_slots, task.request.slot, task.seq_len) for task in tasks]
 
     def hidden_rows(self, tasks: Sequence[LlmTaskInput], rows: int) -> dict[str, npt.NDArray[np.int64]]:
         """Return the rows of hidden states that an invocation reads and writes (hidden_rows.py)."""
@@ -112,7 +123,7 @@ def _table_types(entries: Entries, num_slots: int) -> dict[str, TensorType]:
         elif entry.layout() is Layout.DRAFT:
             hidden = next(each for each in signature.arguments if each.dtype == np.float32)  # before slabs
             types["hidden_states"] = TensorType((hidden_row(num_slots, 0), hidden.shape[-1]), hidden.dtype)
-            types["last_tokens"] = TensorType((num_slots * (1 + HIDDEN_PER_SLOT),), np.dtype(np.int64))
+            types["last_tokens"] = TensorType((num_places(num_slots),), np.dtype(np.int64))
     return types
 
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.padding_runs import shape_s
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +51,14 @@ def tokens_beside_decodes(
     """
     worth_decodes = MIXED_WORTH_DECODES if mixes else WORTH_DECODES
     end = clock() + TIME_LIMIT_S
-    decode_s = runner.shape_s(runner.buckets.decode_of(TYPICAL_ROWS), NUM_RUNS)
+    decode_s = shape_s(runner, runner.buckets.decode_of(TYPICAL_ROWS), NUM_RUNS)
     found = None
     for pages in _some_pages(-(-LEAST_TOKENS // runner.stride), most_tokens // runner.stride):
         shape = runner.buckets.mixed_of(TYPICAL_ROWS, pages) if mixes else runner.buckets.prefill_of(pages)
         if shape is None:
             break
         is_longer = clock() + worth_decodes * decode_s > end
-        is_longer = is_longer or runner.shape_s(shape, NUM_RUNS) > worth_decodes * decode_s
+        is_longer = is_longer or shape_s(runner, shape, NUM_RUNS) > worth_decodes * decode_s
         if found is None or not is_longer:
             found = pages * runner.stride
         if is_longer:
@@ -83,7 +84,7 @@ def tokens_within_gap(runner: BatchRunner, least_tokens: int, most_tokens: int) 
         The largest measured number within MAX_GAP_S. None if already the first one takes longer, or if the
         VMFB has no prefill entry of dynamic length for one row.
     """
-    decode_s = runner.shape_s(runner.buckets.decode_of(TYPICAL_ROWS), NUM_RUNS)
+    decode_s = shape_s(runner, runner.buckets.decode_of(TYPICAL_ROWS), NUM_RUNS)
     if DECODES_OF_A_PREFILL * decode_s > MAX_GAP_S:
         return None
     found = None
@@ -91,7 +92,7 @@ def tokens_within_gap(runner: BatchRunner, least_tokens: int, most_tokens: int) 
         shape = runner.buckets.prefill_of(pages)
         if shape is None:
             break
-        prefill_s = runner.shape_s(shape, NUM_RUNS)
+        prefill_s = shape_s(runner, shape, NUM_RUNS)
         if prefill_s > MAX_GAP_S:
             break
         found = pages * runner.stride
