@@ -6,6 +6,7 @@
 Results are compared with numpy's in f32 for a few tokens. Times are of launches back to back in a CUDA graph,
 the median of some graphs; the weights rotate among copies that are larger than the L2 cache together, as a
 model's layers are. `bits` is a checksum of token 0's result: tiles with the same one add in the same order.
+`all` is a checksum of all tokens' results.
 GB/s counts the weights only. `now` marks the tile that a build takes.
 """
 
@@ -47,6 +48,7 @@ class Time:
     seconds: float
     error: float
     bits: int
+    all_bits: int
     registers: int
     spilled_bytes: int
     weight_bytes: int
@@ -62,8 +64,9 @@ class Time:
             *([f"spills {self.spilled_bytes}"] if self.spilled_bytes else []),
         ]
         return (
-            f"{self.case:>14} {self.tokens:5} {self.tile:>18} {self.seconds * 1e6:8.1f} us {speed} "
-            f"{self.registers:4} registers bits {self.bits:08x} error {self.error:.0e} {' '.join(remarks)}"
+            f"{self.case:>14} {self.tokens:5} {self.tile:>28} {self.seconds * 1e6:8.1f} us {speed} "
+            f"{self.registers:4} registers bits {self.bits:08x} all {self.all_bits:08x} "
+            f"error {self.error:.0e} {' '.join(remarks)}"
         )
 
 
@@ -110,7 +113,8 @@ def _best(times: Sequence[Time], show: int) -> Iterator[str]:
 def _times_of_case(cuda: Cuda, group: Sequence[tuple[Entry, bytes]]) -> list[Time]:
     entries = [entry for entry, _ in group]
     most = max(max(entry["tokens"]) for entry in entries)
-    operands = _Operands(cuda, entries[0], most)
+    buffers = {name: each for entry in entries for name, each in entry["buffers"].items()}
+    operands = _Operands(cuda, {**entries[0], "buffers": buffers}, most)
     times = []
     for tokens in sorted({each for entry in entries for each in entry["tokens"]}):
         rows = sorted({0, tokens // 2, tokens - 1})
@@ -119,6 +123,7 @@ def _times_of_case(cuda: Cuda, group: Sequence[tuple[Entry, bytes]]) -> list[Tim
             if image and tokens in entry["tokens"]:
                 try:
                     times.append(_time(cuda, entry, image, tokens, operands, rows, expected))
+                    print(times[-1].line, flush=True)  # at once, in case that a later kernel hangs
                 except CudaError as error:
                     print(f"{entry['file']} with {tokens} tokens: {error}", flush=True)
     operands.free()
@@ -140,17 +145,24 @@ def _time(
     turn = count()
 
     def launch() -> None:
-        cuda.launch(function, grid, operands.addresses(next(turn)), numbers)
+        cuda.launch(function, grid, operands.addresses(entry, next(turn)), numbers)
 
     operands.poison()
     launch()
     got = {name: operands.rows(name, rows) for name in expected}
+    all_bits = operands.all_bits(tokens)
     errors = [np.linalg.norm(got[name] - expected[name]) / np.linalg.norm(expected[name]) for name in got]
-    return _time_of(entry, function, tokens, seconds_of(cuda, launch), float(max(errors)), got)
+    return _time_of(entry, function, tokens, seconds_of(cuda, launch), float(max(errors)), got, all_bits)
 
 
 def _time_of(
-    entry: Entry, function: Function, tokens: int, seconds: float, error: float, got: Mapping[str, F32]
+    entry: Entry,
+    function: Function,
+    tokens: int,
+    seconds: float,
+    error: float,
+    got: Mapping[str, F32],
+    all_bits: int,
 ) -> Time:
     out_features, in_features = entry["shape"]
     return Time(
@@ -162,6 +174,7 @@ def _time_of(
         seconds=seconds,
         error=error,
         bits=zlib.crc32(b"".join(np.ascontiguousarray(values[0]).tobytes() for values in got.values())),
+        all_bits=all_bits,
         registers=function.registers,
         spilled_bytes=function.spilled_bytes,
         weight_bytes=_num_weight_bytes(entry),
@@ -212,10 +225,16 @@ class _Operands:
             self._cuda.fill(self._memory[name], self._num_bytes(name), 0xFF)
         self._cuda.wait()
 
-    def addresses(self, turn: int) -> list[int]:
+    def addresses(self, entry: Entry, turn: int) -> list[int]:
         """Return the addresses of a kernel's operands, with another copy of the weight in each turn."""
         weight = self._weights[turn % len(self._weights)]
-        return [weight if name == "w" else address for name, address in self._memory.items()]
+        return [weight if name == "w" else self._memory[name] for name in entry["buffers"]]
+
+    def all_bits(self, tokens: int) -> int:
+        """Return a checksum of the results of all tokens."""
+        names = sorted({"y", "q", "cache", "scaled", "squares"} & self._memory.keys())
+        results = [self.rows(name, range(tokens)).tobytes() for name in names]
+        return zlib.crc32(b"".join(results))
 
     def rows(self, name: str, rows: Sequence[int]) -> F32:
         """Return rows of a result [tokens, features]; for the cache, keys and values of tokens."""
