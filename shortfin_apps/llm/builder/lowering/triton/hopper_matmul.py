@@ -1,0 +1,121 @@
+"""The choice of the form for Hopper of a matmul of many tokens (kernels/triton/hopper_matmul.py)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
+from shortfin_apps.llm.builder.kernels.ahead_of_time.ptx import SCRATCH, SCRATCH_ALIGNMENT
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.kernels.triton import hopper_matmul, linear, qkv
+
+ROWS = 128  # of a tile: two groups of warps with 64 each, those of one matrix instruction
+_LEAST_TOKENS = 256  # fewer were not measured
+_PROGRAMS = 132  # multiprocessors of an H100 SXM or H200; smaller GPUs run the workgroups one after another
+_MAPS_BYTES = 256  # of a workgroup: the tensor maps of x and w
+_IN_MULTIPLE = 512  # whole loads of partial sums of squares (SUMMED_AT_ONCE in hopper_product.py)
+_FORMS = {
+    linear.linear: hopper_matmul.linear,
+    linear.gated_linear: hopper_matmul.gated_linear,
+    qkv.project_qkv: hopper_matmul.project_qkv,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HopperTile:
+    """A tile of ROWS tokens by `columns` rows of the weight; `stages`: loads of K in flight."""
+
+    columns: int
+    stages: int
+
+
+# The fastest on an H200 with the shapes of Llama 3.1 8B (bench/tune_matmul.py), widest first. In 8-bit
+# floats, wider tiles lack registers for a second tile of sums.
+_TILES = {"bf16": (HopperTile(256, 4), HopperTile(128, 6)), "f8E4M3FN": (HopperTile(128, 6),)}
+
+
+def hopper_form(kernel: Kernel, tokens: Dim | Tensor | None) -> Kernel:
+    """Return the form for Hopper of a matmul of `tokens`; `kernel` itself if it has none, or may be faster.
+
+    Both forms return equal bits (see hopper_product.py), so the choice changes no result. A number of tokens
+    that is not known counts as small. `kernel` must be without its absent operands.
+    """
+    if not isinstance(tokens, int) or tokens < _LEAST_TOKENS:
+        return kernel
+    tiles = [tile for tile in candidates(kernel) if _takes(kernel, tile)]
+    if not tiles:
+        return kernel
+    row_tiles, (out_features, _) = -(-tokens // ROWS), _shape(kernel)
+
+    def most_columns(tile: HopperTile) -> int:
+        """Return the columns that the workgroup with the most tiles computes."""
+        return -(-row_tiles * (out_features // tile.columns) // _PROGRAMS) * tile.columns
+
+    return with_tile(kernel, min(tiles, key=most_columns))  # of equal ones the widest
+
+
+def candidates(kernel: Kernel) -> tuple[HopperTile, ...]:
+    """Return the tiles for the types of a matmul; none if it is another kernel, or has other types."""
+    if kernel.function not in _FORMS:
+        return ()
+    reads = kernel.interface.reads
+    return _TILES.get(reads["w"].dtype, ()) if reads["x"].dtype == reads["w"].dtype else ()
+
+
+def with_tile(kernel: Kernel, tile: HopperTile) -> Kernel:
+    """Return the form for Hopper of a matmul, with a certain tile.
+
+    The kernel writes its tensor maps to a buffer `scratch`, which callers need not read.
+    """
+    function, interface = _FORMS[kernel.function], kernel.interface
+    column_tiles = _shape(kernel)[0] // tile.columns
+    scratch = buffer("i8", _PROGRAMS * _MAPS_BYTES + SCRATCH_ALIGNMENT)
+    interface = replace(interface, writes={**interface.writes, SCRATCH: scratch})
+    constants = {**kernel.constexprs, "ROWS": ROWS, "COLUMNS": tile.columns, "STAGES": tile.stages}
+    return Kernel(
+        name=re.sub(r"_\d+x\d+x\d+(?=_|$)", f"_hopper_{ROWS}x{tile.columns}", kernel.name),
+        function=function,
+        interface=interface,
+        constexprs=_constants_of(function.arg_names, interface, constants),
+        grid=[Tiles("tokens", ROWS, times=column_tiles, most=_PROGRAMS)],
+        tuning=Tuning(num_waves=4, num_stages=tile.stages),
+    )
+
+
+def _constants_of(
+    names: list[str], interface: Interface, constants: Mapping[str, Constexpr]
+) -> dict[str, Constexpr]:
+    given = {*interface.buffers, *interface.constants}
+    return {name: constants[name] for name in names if name not in given}
+
+
+def _takes(kernel: Kernel, tile: HopperTile) -> bool:
+    """Whether the form for Hopper computes all that `kernel` does, in whole tiles."""
+    buffers, constants = kernel.interface.buffers, kernel.constexprs
+    out_features, in_features = _shape(kernel)
+    if out_features % tile.columns or in_features % _IN_MULTIPLE:
+        return False
+    if kernel.function is linear.gated_linear:
+        return constants["ACTIVATION"] == "silu"
+    if kernel.function is linear.linear:
+        return True
+    whole_heads = constants["HEAD_DIM"] == constants["HEAD_COLUMNS"] and tile.columns in _multiples(constants)
+    return whole_heads and not {"bias", "head_norm"} & buffers.keys() and buffers["cache"].dtype == "bf16"
+
+
+def _multiples(constants: Mapping[str, Constexpr]) -> tuple[int, int]:
+    """Return the columns of one head and of two."""
+    head_dim = constants["HEAD_DIM"]
+    assert isinstance(head_dim, int)
+    return head_dim, 2 * head_dim
+
+
+def _shape(kernel: Kernel) -> tuple[int, int]:
+    """Return the shape of a matmul's weight."""
+    out_features, in_features = kernel.interface.reads["w"].shape
+    assert isinstance(out_features, int)
+    assert isinstance(in_features, int)
+    return out_features, in_features
