@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shortfin_apps.llm.builder.graph.emitter import Dim, Tensor
+from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.ahead_of_time.ptx import SCRATCH, SCRATCH_ALIGNMENT
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton import hopper_matmul, linear, qkv
+from shortfin_apps.llm.builder.lowering.triton.tiles import UNKNOWN_TOKENS
 
 ROWS = 128  # of a tile: two groups of warps with 64 each, those of one matrix instruction
 _LEAST_TOKENS = 256  # fewer were not measured
@@ -38,26 +39,36 @@ _TILES = {"bf16": (HopperTile(256, 4), HopperTile(128, 6)), "f8E4M3FN": (HopperT
 
 
 def hopper_form(kernel: Kernel, tokens: Dim | Tensor | None) -> Kernel:
-    """Return the form for Hopper of a matmul of `tokens`; `kernel` itself if it has none, or may be faster.
+    """Return the form for Hopper of a matmul of `tokens`; `kernel` itself if that may be faster.
 
-    Both forms return equal bits (see hopper_product.py), so the choice changes no result. A number of tokens
-    that is not known counts as small. `kernel` must be without its absent operands.
+    Both forms return equal bits (see hopper_product.py), so the choice changes no result. `kernel` must be
+    without its absent operands.
     """
-    if not isinstance(tokens, int) or tokens < _LEAST_TOKENS:
-        return kernel
-    tiles = [tile for tile in candidates(kernel) if _takes(kernel, tile)]
-    if not tiles:
-        return kernel
-    row_tiles, (out_features, _) = -(-tokens // ROWS), _shape(kernel)
+    tile = hopper_tile(kernel, tokens)
+    return kernel if tile is None else with_tile(kernel, tile)
+
+
+def hopper_tile(kernel: Kernel, tokens: Dim | Tensor | None) -> HopperTile | None:
+    """Return the tile with which the workgroup that has the most columns has the fewest.
+
+    None if `kernel` has no such form, or has few tokens. A number of tokens that is not known counts as in
+    `TileTable.matmul`, except a Bounded one, which is a number of rows and may be small.
+    """
+    if isinstance(tokens, (Bounded, Tensor)) or tokens is None:
+        return None
+    known = UNKNOWN_TOKENS if isinstance(tokens, str) else tokens
+    tiles = [tile for tile in _tiles(kernel) if takes(kernel, tile)]
+    if known < _LEAST_TOKENS or not tiles:
+        return None
 
     def most_columns(tile: HopperTile) -> int:
-        """Return the columns that the workgroup with the most tiles computes."""
-        return -(-row_tiles * (out_features // tile.columns) // _PROGRAMS) * tile.columns
+        num_tiles = -(-known // ROWS) * (_shape(kernel)[0] // tile.columns)
+        return -(-num_tiles // _PROGRAMS) * tile.columns
 
-    return with_tile(kernel, min(tiles, key=most_columns))  # of equal ones the widest
+    return min(tiles, key=most_columns)  # of equal ones the widest
 
 
-def candidates(kernel: Kernel) -> tuple[HopperTile, ...]:
+def _tiles(kernel: Kernel) -> tuple[HopperTile, ...]:
     """Return the tiles for the types of a matmul; none if it is another kernel, or has other types."""
     if kernel.function not in _FORMS:
         return ()
@@ -92,8 +103,10 @@ def _constants_of(
     return {name: constants[name] for name in names if name not in given}
 
 
-def _takes(kernel: Kernel, tile: HopperTile) -> bool:
+def takes(kernel: Kernel, tile: HopperTile) -> bool:
     """Whether the form for Hopper computes all that `kernel` does, in whole tiles."""
+    if not _tiles(kernel):
+        return False
     buffers, constants = kernel.interface.buffers, kernel.constexprs
     out_features, in_features = _shape(kernel)
     if out_features % tile.columns or in_features % _IN_MULTIPLE:
