@@ -67,7 +67,7 @@ def _with_scratch(body: str, replaced: str, given: str, name: str) -> str:
     if _uses(body, given):
         raise BuildError(f"kernel {name} uses its operand `{SCRATCH}`, which is Triton's scratch memory")
     round_up = rf"\n\tadd.s64 \t\1, \1, {SCRATCH_ALIGNMENT - 1};\n\tand.b64 \t\1, \1, -{SCRATCH_ALIGNMENT};"
-    load = re.compile(rf"ld\.param\.b64 \t(%rd\d+), \[{re.escape(replaced)}\];")
+    load = re.compile(rf"ld\.param\.b64\s+(%rd\d+), \[{re.escape(replaced)}\];")
     made, count = load.subn(rf"ld.param.b64 \t\1, [{given}];{round_up}", body)
     if not count:
         raise BuildError(f"kernel {name} has an operand `{SCRATCH}`, but does not load Triton's {replaced}")

@@ -17,6 +17,7 @@ ROWS = 128  # of a tile: two groups of warps with 64 each, those of one matrix i
 _LEAST_TOKENS = 256  # fewer were not measured
 _PROGRAMS = 132  # multiprocessors of an H100 SXM or H200; smaller GPUs run the workgroups one after another
 _MAPS_BYTES = 256  # of a workgroup: the tensor maps of x and w
+_HEAD_DIM = 128  # other heads were not checked on a GPU
 _IN_MULTIPLE = 512  # whole loads of partial sums of squares (SUMMED_AT_ONCE in hopper_product.py)
 _FORMS = {
     linear.linear: hopper_matmul.linear,
@@ -115,15 +116,8 @@ def takes(kernel: Kernel, tile: HopperTile) -> bool:
         return constants["ACTIVATION"] == "silu"
     if kernel.function is linear.linear:
         return True
-    whole_heads = constants["HEAD_DIM"] == constants["HEAD_COLUMNS"] and tile.columns in _multiples(constants)
-    return whole_heads and not {"bias", "head_norm"} & buffers.keys() and buffers["cache"].dtype == "bf16"
-
-
-def _multiples(constants: Mapping[str, Constexpr]) -> tuple[int, int]:
-    """Return the columns of one head and of two."""
-    head_dim = constants["HEAD_DIM"]
-    assert isinstance(head_dim, int)
-    return head_dim, 2 * head_dim
+    is_plain = not {"bias", "head_norm"} & buffers.keys() and buffers["cache"].dtype == "bf16"
+    return is_plain and constants["HEAD_DIM"] == _HEAD_DIM
 
 
 def _shape(kernel: Kernel) -> tuple[int, int]:
