@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+
+from shortfin_apps.llm.builder.target import Target
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from bench.matmul_candidates import CANDIDATES
@@ -40,6 +44,21 @@ def test_a_tile_is_timed_with_tokens_that_fill_it() -> None:
     tile = tile_of("64x64x256:4:4")
     jobs = list(_jobs(DEVICE, case("o"), [tile], (1, 32, 33, 64, 512, 2048)))
     assert [job.tokens for job in jobs if not job.is_built] == [[33, 64, 512]]
+
+
+def test_a_tile_for_hopper_is_the_built_one_and_timed_with_weights_that_it_takes() -> None:
+    hopper = Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset())
+    given = case("o")
+    assert [tile_label(given.built_tile(hopper, tokens)) for tokens in (128, 512, 2048)] == [
+        "64x64x256:4:6",
+        "hopper:128:6",
+        "hopper:256:4",
+    ]
+    tiles = [tile_of(f"hopper:{columns}:4") for columns in (128, 256)]
+    assert given.kernel(DEVICE, tiles[0]).interface.buffers.keys() > {"x", "w", "scratch"}
+    for weights, expected in (("bf16", tiles), ("q8_0", [])):
+        jobs = _jobs(DEVICE, replace(given, weights=weights), tiles, (64, 2048))
+        assert [job.tile for job in jobs if not job.is_built] == expected
 
 
 def test_logits_are_of_few_tokens() -> None:
