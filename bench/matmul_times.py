@@ -189,7 +189,11 @@ def _alternate(cuda: Cuda, groups: Sequence[Sequence[tuple[Entry, bytes]]], toke
         operands.scratch = scratch + 64  # IREE's alignment, which the kernels round up
     wrong: list[str] = []
     for number in range(ROUNDS):
-        chosen = [(operands, *kernels[number % len(kernels)]) for operands, kernels in cases]
+        # In even rounds, kernels of the same tile follow each other where all cases have it.
+        chosen = [
+            (operands, *kernels[(number + number % 2 * place) % len(kernels)])
+            for place, (operands, kernels) in enumerate(cases)
+        ]
         chosen = chosen[number % len(chosen) :] + chosen[: number % len(chosen)]
         for operands, *_ in chosen:
             operands.poison()
