@@ -87,8 +87,10 @@ class Case:
         spec, options = MODELS[self.model], BuildOptions(device=device)
         kernels = MatmulKernels(spec, options, lambda *_: tile)
         slab = [whole_slab(spec, options)] if self.kind == "project_qkv" else []
-        first: Sequence[Any] = {"project_qkv": [spec.attention], "gated_linear": ["silu"]}.get(self.kind, [])
-        made: Kernel = getattr(kernels, self.kind)(*first, self.shape, "tokens", *slab, self.layout)
+        first: dict[str, list[Any]] = {"project_qkv": [spec.attention], "gated_linear": ["silu"]}
+        made: Kernel = getattr(kernels, self.kind)(
+            *first.get(self.kind, []), self.shape, "tokens", *slab, self.layout
+        )
         return made.without(self.absent)
 
     def built_tile(self, target: Target, tokens: int) -> Tile:
@@ -133,7 +135,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=_numbers, default=TOKENS, metavar="N,N,...")
     parser.add_argument(
         "--tile",
-        type=tile_of,
+        type=any_tile_of,
         action="append",
         help="ROWSxCOLUMNSxBYTES:WAVES:STAGES[:PARTS] or hopper:COLUMNS:STAGES",
     )
@@ -145,10 +147,15 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def tile_of(text: str) -> Tile:
+def any_tile_of(text: str) -> Tile:
+    if text.startswith("hopper:"):
+        _, columns, stages = text.split(":")
+        return HopperTile(int(columns), int(stages))
+    return tile_of(text)
+
+
+def tile_of(text: str) -> MatmulTile:
     sizes, waves, stages, *parts = text.split(":")
-    if sizes == "hopper":
-        return HopperTile(int(waves), int(stages))
     rows, columns, depth_bytes = map(int, sizes.split("x"))
     num_parts = int(parts[0]) if parts else 1
     return MatmulTile(rows, columns, depth_bytes, Tuning(int(waves), int(stages)), parts=num_parts)
@@ -182,7 +189,7 @@ def _jobs(device: str, case: Case, tiles: Sequence[Tile] | None, tokens: Sequenc
         built_for.setdefault(case.built_tile(target, each), []).append(each)
     for tile, most in built_for.items():
         yield Job(device, case, tile, most, is_built=True)
-    for tile in tiles or map(tile_of, CANDIDATES):
+    for tile in tiles or map(any_tile_of, CANDIDATES):
         if isinstance(tile, HopperTile) and not takes(case.kernel(device, _ANY_TILE), tile):
             continue
         suits = [each for each in tokens if _suits(tile, each) and each not in built_for.get(tile, [])]
