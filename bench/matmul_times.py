@@ -2,11 +2,17 @@
 
     python3 matmul_times.py                        # every kernel
     python3 matmul_times.py --only 8b.gate_up --json times.json
+    python3 matmul_times.py --alternate 512        # only checks
 
 Results are compared with numpy's in f32 for a few tokens. Times are of launches back to back in a CUDA graph,
 the median of some graphs; the weights rotate among copies that are larger than the L2 cache together, as a
 model's layers are. `bits` is a checksum of token 0's result: tiles with the same one add in the same order.
-GB/s counts the weights only. `now` marks the tile that a build takes.
+`all` is a checksum of all tokens' results. GB/s counts the weights only. `now` marks the tile that a build
+takes.
+
+With --alternate, kernels of different matmuls follow each other without a pause. All that load by TMA have
+their tensor maps at one address. Every result must have the bits of the kernel alone: a map of the kernel
+before, left in the TMA unit's cache, would change them.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby
 from pathlib import Path
@@ -28,6 +34,7 @@ from kernel_times import F32, assemble_all, from_bf16, seconds_of, to_bf16
 FOLDER = Path(__file__).parent
 ROTATED_BYTES = 240 << 20  # several times the L2 of an H200
 MAX_ERROR = 1e-2  # of results, relative to their norm
+ROUNDS = 24  # of launches in turns
 FP8_GROUP = 128  # activations per scale
 GROUP = 16  # features per partial sum of squares
 
@@ -47,6 +54,7 @@ class Time:
     seconds: float
     error: float
     bits: int
+    all_bits: int
     registers: int
     spilled_bytes: int
     weight_bytes: int
@@ -63,7 +71,8 @@ class Time:
         ]
         return (
             f"{self.case:>14} {self.tokens:5} {self.tile:>18} {self.seconds * 1e6:8.1f} us {speed} "
-            f"{self.registers:4} registers bits {self.bits:08x} error {self.error:.0e} {' '.join(remarks)}"
+            f"{self.registers:4} registers bits {self.bits:08x} all {self.all_bits:08x} "
+            f"error {self.error:.0e} {' '.join(remarks)}"
         )
 
 
@@ -73,9 +82,12 @@ def main() -> None:
     images = assemble_all(FOLDER, [each["file"] for each in table], args.jobs)
     cuda = Cuda()
     print(cuda.name, f"{len(table)} kernels", flush=True)
-    times: list[Time] = []
-    for _, group in groupby(zip(table, images, strict=True), lambda pair: _case(pair[0])):
-        times += _times_of_case(cuda, list(group))
+    by_case = groupby(zip(table, images, strict=True), lambda pair: _case(pair[0]))
+    groups = [list(group) for _, group in by_case]
+    if args.alternate:
+        print(_alternate(cuda, groups, args.alternate))
+        return
+    times = [each for group in groups for each in _times_of_case(cuda, group)]
     for line in _best(times, args.show):
         print(line)
     if args.json:
@@ -91,6 +103,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--show", type=int, default=3, help="lines for each matmul and number of tokens")
     parser.add_argument("--json", type=Path, help="write every time to this file")
     parser.add_argument("--jobs", type=int, default=8, help="kernels assembled at once")
+    parser.add_argument("--alternate", type=int, metavar="TOKENS", help="compare kernels in turns with alone")
     return parser.parse_args()
 
 
@@ -110,7 +123,7 @@ def _best(times: Sequence[Time], show: int) -> Iterator[str]:
 def _times_of_case(cuda: Cuda, group: Sequence[tuple[Entry, bytes]]) -> list[Time]:
     entries = [entry for entry, _ in group]
     most = max(max(entry["tokens"]) for entry in entries)
-    operands = _Operands(cuda, entries[0], most)
+    operands = _Operands(cuda, entries, most)
     times = []
     for tokens in sorted({each for entry in entries for each in entry["tokens"]}):
         rows = sorted({0, tokens // 2, tokens - 1})
@@ -134,23 +147,71 @@ def _time(
     rows: Sequence[int],
     expected: Mapping[str, F32],
 ) -> Time:
-    function = cuda.load(image, entry["name"], entry["threads"], entry["shared_bytes"])
-    grid = [each if isinstance(each, int) else -(-tokens // each["size"]) for each in entry["grid"]]
-    numbers = [tokens, 0][: len(entry["constants"])]  # the layer is 0
-    turn = count()
-
-    def launch() -> None:
-        cuda.launch(function, grid, operands.addresses(next(turn)), numbers)
-
+    function, launch = _launcher(cuda, entry, image, tokens, operands)
     operands.poison()
     launch()
     got = {name: operands.rows(name, rows) for name in expected}
+    all_bits = operands.all_bits(tokens)
     errors = [np.linalg.norm(got[name] - expected[name]) / np.linalg.norm(expected[name]) for name in got]
-    return _time_of(entry, function, tokens, seconds_of(cuda, launch), float(max(errors)), got)
+    return _time_of(entry, function, tokens, seconds_of(cuda, launch), float(max(errors)), got, all_bits)
+
+
+def _launcher(
+    cuda: Cuda, entry: Entry, image: bytes, tokens: int, operands: _Operands
+) -> tuple[Function, Callable[[], None]]:
+    """Load a kernel; return it, and a function that launches it."""
+    function = cuda.load(image, entry["name"], entry["threads"], entry["shared_bytes"])
+    grid = [each if isinstance(each, int) else _count(each, tokens) for each in entry["grid"]]
+    numbers = [tokens, 0][: len(entry["constants"])]  # the layer is 0
+    turn = count()
+    return function, lambda: cuda.launch(function, grid, operands.addresses(entry, next(turn)), numbers)
+
+
+def _count(tiles: Mapping[str, Any], tokens: int) -> int:
+    """Return the number of workgroups along a dimension of the grid."""
+    every = -(-tokens // tiles["size"]) * tiles["times"]
+    return every if tiles["most"] is None else min(every, int(tiles["most"]))
+
+
+def _alternate(cuda: Cuda, groups: Sequence[Sequence[tuple[Entry, bytes]]], tokens: int) -> str:
+    """Launch a kernel of every matmul in turns; return whether all results are those of the kernels alone."""
+    cases: list[tuple[_Operands, list[tuple[str, Callable[[], None], int]]]] = []
+    for group in groups:
+        operands, kernels = _Operands(cuda, [entry for entry, _ in group], tokens), []
+        for entry, image in group:
+            _, launch = _launcher(cuda, entry, image, tokens, operands)
+            operands.poison()
+            launch()
+            kernels.append((f"{_case(entry)} {entry['tile']}", launch, operands.all_bits(tokens)))
+        cases.append((operands, kernels))
+    scratch = next(operands.scratch for operands, _ in cases if operands.scratch)
+    for operands, _ in cases:
+        operands.scratch = scratch + 64  # IREE's alignment, which the kernels round up
+    wrong: list[str] = []
+    for number in range(ROUNDS):
+        # In even rounds, kernels of the same tile follow each other where all cases have it.
+        chosen = [
+            (operands, *kernels[(number + number % 2 * place) % len(kernels)])
+            for place, (operands, kernels) in enumerate(cases)
+        ]
+        chosen = chosen[number % len(chosen) :] + chosen[: number % len(chosen)]
+        for operands, *_ in chosen:
+            operands.poison()
+        for _, _, launch, _ in chosen:
+            launch()
+        wrong += [name for operands, name, _, bits in chosen if operands.all_bits(tokens) != bits]
+    found = f"WRONG: {', '.join(sorted(set(wrong)))}" if wrong else "all equal"
+    return f"{ROUNDS} rounds of {len(cases)} matmuls with {tokens} tokens, one scratch: {found}"
 
 
 def _time_of(
-    entry: Entry, function: Function, tokens: int, seconds: float, error: float, got: Mapping[str, F32]
+    entry: Entry,
+    function: Function,
+    tokens: int,
+    seconds: float,
+    error: float,
+    got: Mapping[str, F32],
+    all_bits: int,
 ) -> Time:
     out_features, in_features = entry["shape"]
     return Time(
@@ -162,6 +223,7 @@ def _time_of(
         seconds=seconds,
         error=error,
         bits=zlib.crc32(b"".join(np.ascontiguousarray(values[0]).tobytes() for values in got.values())),
+        all_bits=all_bits,
         registers=function.registers,
         spilled_bytes=function.spilled_bytes,
         weight_bytes=_num_weight_bytes(entry),
@@ -177,10 +239,13 @@ def _num_weight_bytes(entry: Entry) -> int:
 class _Operands:
     """A case's operands for up to `tokens` tokens, as numpy arrays and on the device.
 
-    The weight has several copies that together exceed the L2 cache.
+    The weight has several copies that together exceed the L2 cache. `scratch`: address of the tensor maps of
+    kernels with loads by TMA, 0 if there are none.
     """
 
-    def __init__(self, cuda: Cuda, entry: Entry, tokens: int) -> None:
+    def __init__(self, cuda: Cuda, entries: Sequence[Entry], tokens: int) -> None:
+        buffers = {name: each for entry in entries for name, each in entry["buffers"].items()}
+        entry = {**entries[0], "buffers": buffers}
         self._cuda = cuda
         self._entry = entry
         self._sizes = {"tokens": tokens, "pages": -(-tokens // entry["stride"])}
@@ -188,6 +253,7 @@ class _Operands:
         self._stored = _stored(entry, self.inputs)
         self._memory = {name: self._upload(name) for name in entry["buffers"]}
         self._weights = [self._memory["w"], *self._copies_of_weight()]
+        self.scratch = self._memory.get("scratch", 0)
 
     def _upload(self, name: str) -> int:
         """Allocate a buffer, fill it if it is an input, and return its address."""
@@ -207,15 +273,22 @@ class _Operands:
             yield address
 
     def poison(self) -> None:
-        """Fill all results with NaN."""
-        for name in self._memory.keys() - self.inputs.keys() - self._stored.keys():
+        """Fill all results with NaN, except the scratch, which keeps what the launch before wrote."""
+        for name in self._memory.keys() - self.inputs.keys() - self._stored.keys() - {"scratch"}:
             self._cuda.fill(self._memory[name], self._num_bytes(name), 0xFF)
         self._cuda.wait()
 
-    def addresses(self, turn: int) -> list[int]:
+    def addresses(self, entry: Entry, turn: int) -> list[int]:
         """Return the addresses of a kernel's operands, with another copy of the weight in each turn."""
         weight = self._weights[turn % len(self._weights)]
-        return [weight if name == "w" else address for name, address in self._memory.items()]
+        known = {**self._memory, "w": weight, "scratch": self.scratch}
+        return [known[name] for name in entry["buffers"]]
+
+    def all_bits(self, tokens: int) -> int:
+        """Return a checksum of the results of all tokens."""
+        names = sorted({"y", "q", "cache", "scaled", "squares"} & self._memory.keys())
+        results = [self.rows(name, range(tokens)).tobytes() for name in names]
+        return zlib.crc32(b"".join(results))
 
     def rows(self, name: str, rows: Sequence[int]) -> F32:
         """Return rows of a result [tokens, features]; for the cache, keys and values of tokens."""
@@ -240,8 +313,8 @@ class _Operands:
 
 def _inputs(entry: Entry, tokens: int) -> dict[str, F32]:
     """Return random operands of a case, the same for all kernels; fewer tokens use a prefix."""
-    rng = np.random.default_rng(7)
     out_features, in_features = entry["shape"]
+    rng = np.random.default_rng((7, out_features, in_features))  # no matmul has the numbers of another
     # Fewer numbers than weight elements, repeated. Their count is not a power of two, so all rows differ.
     some = rng.standard_normal(min(out_features * in_features, (1 << 22) + 1), np.float32) / in_features**0.5
     inputs = {
@@ -262,9 +335,9 @@ def _stored(entry: Entry, inputs: dict[str, F32]) -> dict[str, bytes]:
     """Return a quantised weight's bytes; replace "w" and "x" in `inputs` by the dequantised values."""
     if entry["weights"] == "bf16":
         return {}
-    out_features, _ = entry["shape"]
+    out_features, in_features = entry["shape"]
     rows = np.resize(np.arange(256), out_features)  # 256 distinct rows, so that numpy is fast enough
-    rng = np.random.default_rng(9)
+    rng = np.random.default_rng((9, out_features, in_features))
     if entry["weights"] == "fp8":
         stored, values = _fp8_weight(entry, rng)
         activations, inputs["x"] = _fp8_activations(rng, *inputs["x"].shape)

@@ -4,8 +4,9 @@
     python3 FOLDER/matmul_times.py --json times.json         # there: checks and times what FOLDER holds
 
 The second needs Python with numpy and the GPU's driver only. A tile is written as `lowering/triton/tiles.py`
-has it: rows, columns, bytes of K, waves, stages and, if more than one, parts: `--tile 8x32x1024:4:4:4`.
-Without any, CANDIDATES are tried.
+has it: rows, columns, bytes of K, waves, stages and, if more than one, parts: `--tile 8x32x1024:4:4:4`. That
+of `lowering/triton/hopper_matmul.py` has columns and stages: `--tile hopper:128:6`. Without any, CANDIDATES
+are tried.
 """
 
 from __future__ import annotations
@@ -24,9 +25,16 @@ from bench.matmul_candidates import CANDIDATES
 from bench.whole_slab import whole_slab
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
+from shortfin_apps.llm.builder.lowering.triton.hopper_matmul import (
+    ROWS,
+    HopperTile,
+    hopper_tile,
+    takes,
+    with_tile,
+)
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, block_constants
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
-from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.contract.gpu_code.chips import Fp8Type
 from shortfin_apps.llm.model.feed_forward import MLP
@@ -48,6 +56,8 @@ WEIGHTS: dict[str, BlockType | Fp8Type | None] = {
     "fp8": "f8E4M3FN",
 }
 MAX_ROWS = 128  # of logits computed by one invocation
+
+Tile = MatmulTile | HopperTile
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,9 @@ class Case:
             case fp8:
                 return Fp8Rows(fp8)
 
-    def kernel(self, device: str, tile: MatmulTile) -> Kernel:
+    def kernel(self, device: str, tile: Tile) -> Kernel:
+        if isinstance(tile, HopperTile):
+            return with_tile(self.kernel(device, _ANY_TILE), tile)
         spec, options = MODELS[self.model], BuildOptions(device=device)
         kernels = MatmulKernels(spec, options, lambda *_: tile)
         slab = [whole_slab(spec, options)] if self.kind == "project_qkv" else []
@@ -80,6 +92,15 @@ class Case:
         made: Kernel = getattr(kernels, self.kind)(*first, self.shape, "tokens", *slab, self.layout)
         return made.without(self.absent)
 
+    def built_tile(self, target: Target, tokens: int) -> Tile:
+        """Return the tile that a build uses."""
+        tile = tiles_of(target).matmul(tokens, self.shape, self.layout)
+        is_hopper = target.cpu.startswith("sm_90")
+        return (hopper_tile(self.kernel(target.device, tile), tokens) if is_hopper else None) or tile
+
+
+_ANY_TILE = MatmulTile(128, 128, 128, Tuning(8, 4))  # of a kernel that has another form
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -87,7 +108,7 @@ class Job:
 
     device: str
     case: Case
-    tile: MatmulTile
+    tile: Tile
     tokens: list[int]
     is_built: bool
 
@@ -112,7 +133,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--weights", choices=list(WEIGHTS), default="bf16")
     parser.add_argument("--tokens", type=_numbers, default=TOKENS, metavar="N,N,...")
     parser.add_argument(
-        "--tile", type=tile_of, action="append", help="ROWSxCOLUMNSxBYTES:WAVES:STAGES[:PARTS]"
+        "--tile",
+        type=any_tile_of,
+        action="append",
+        help="ROWSxCOLUMNSxBYTES:WAVES:STAGES[:PARTS] or hopper:COLUMNS:STAGES",
     )
     parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
     return parser.parse_args()
@@ -120,6 +144,13 @@ def _parse() -> argparse.Namespace:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
+
+
+def any_tile_of(text: str) -> Tile:
+    if text.startswith("hopper:"):
+        _, columns, stages = text.split(":")
+        return HopperTile(int(columns), int(stages))
+    return tile_of(text)
 
 
 def tile_of(text: str) -> MatmulTile:
@@ -149,27 +180,27 @@ def _cases(models: Sequence[str] | None) -> Iterator[Case]:
         yield Case(model, "head", "linear", (spec.vocab_size, hidden), without)
 
 
-def _jobs(
-    device: str, case: Case, tiles: Sequence[MatmulTile] | None, tokens: Sequence[int]
-) -> Iterator[Job]:
+def _jobs(device: str, case: Case, tiles: Sequence[Tile] | None, tokens: Sequence[int]) -> Iterator[Job]:
     """Yield the tiles that a build uses, then others, each with the numbers of tokens that suit it."""
     tokens = [each for each in tokens if case.name != "head" or each <= MAX_ROWS]
-    built = tiles_of(resolve_target(device))
-    built_for: dict[MatmulTile, list[int]] = {}
+    target, built_for = resolve_target(device), dict[Tile, list[int]]()
     for each in tokens:
-        built_for.setdefault(built.matmul(each, case.shape, case.layout), []).append(each)
+        built_for.setdefault(case.built_tile(target, each), []).append(each)
     for tile, most in built_for.items():
         yield Job(device, case, tile, most, is_built=True)
-    for tile in tiles or map(tile_of, CANDIDATES):
+    for tile in tiles or map(any_tile_of, CANDIDATES):
+        if isinstance(tile, HopperTile) and not takes(case.kernel(device, _ANY_TILE), tile):
+            continue
         suits = [each for each in tokens if _suits(tile, each) and each not in built_for.get(tile, [])]
         if suits:
             yield Job(device, case, tile, suits, is_built=False)
 
 
-def _suits(tile: MatmulTile, tokens: int) -> bool:
+def _suits(tile: Tile, tokens: int) -> bool:
     """Whether the tokens fill more than half of a tile, but do not need too many tiles of its size."""
-    least = 0 if tile.rows <= 16 else tile.rows // 2
-    return least < tokens <= (8 * tile.rows if tile.rows < 128 else tokens)
+    rows = ROWS if isinstance(tile, HopperTile) else tile.rows
+    least = 0 if rows <= 16 else rows // 2
+    return least < tokens <= (8 * rows if rows < 128 else tokens)
 
 
 def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
@@ -192,7 +223,7 @@ def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
     }
 
 
-def _entry(case: Case, tile: MatmulTile, kernel: Kernel, code: CodeObject) -> dict[str, Any]:
+def _entry(case: Case, tile: Tile, kernel: Kernel, code: CodeObject) -> dict[str, Any]:
     """Return the description of a kernel for matmul_times.py."""
     spec = MODELS[case.model]
     return {
@@ -215,8 +246,10 @@ def _entry(case: Case, tile: MatmulTile, kernel: Kernel, code: CodeObject) -> di
     }
 
 
-def tile_label(tile: MatmulTile) -> str:
+def tile_label(tile: Tile) -> str:
     """Format a tile as in `--tile`."""
+    if isinstance(tile, HopperTile):
+        return f"hopper:{tile.columns}:{tile.stages}"
     sizes = f"{tile.rows}x{tile.columns}x{tile.depth_bytes}"
     parts = f":{tile.parts}" if tile.parts > 1 else ""
     return f"{sizes}:{tile.tuning.num_waves}:{tile.tuning.num_stages}{parts}"

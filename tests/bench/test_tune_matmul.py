@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+
+from shortfin_apps.llm.builder.target import Target
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from bench.matmul_candidates import CANDIDATES
-from bench.tune_matmul import Case, _cases, _jobs, tile_label, tile_of
+from bench.tune_matmul import Case, _cases, _jobs, any_tile_of, tile_label
 
 DEVICE = "hip:gfx942"
 CASES = {(case.model, case.name): case for case in _cases(None)}
@@ -17,7 +21,7 @@ def case(name: str) -> Case:
 
 
 def test_a_tile_is_read_as_it_is_written() -> None:
-    assert [tile_label(tile_of(text)) for text in CANDIDATES] == list(CANDIDATES)
+    assert [tile_label(any_tile_of(text)) for text in CANDIDATES] == list(CANDIDATES)
 
 
 def test_weights_have_the_shapes_of_the_models() -> None:
@@ -37,9 +41,24 @@ def test_a_build_has_one_tile_for_each_number_of_tokens() -> None:
 
 
 def test_a_tile_is_timed_with_tokens_that_fill_it() -> None:
-    tile = tile_of("64x64x256:4:4")
+    tile = any_tile_of("64x64x256:4:4")
     jobs = list(_jobs(DEVICE, case("o"), [tile], (1, 32, 33, 64, 512, 2048)))
     assert [job.tokens for job in jobs if not job.is_built] == [[33, 64, 512]]
+
+
+def test_a_tile_for_hopper_is_the_built_one_and_timed_with_weights_that_it_takes() -> None:
+    hopper = Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset())
+    given = case("o")
+    assert [tile_label(given.built_tile(hopper, tokens)) for tokens in (128, 512, 2048)] == [
+        "64x64x256:4:6",
+        "hopper:128:6",
+        "hopper:256:4",
+    ]
+    tiles = [any_tile_of(f"hopper:{columns}:4") for columns in (128, 256)]
+    assert given.kernel(DEVICE, tiles[0]).interface.buffers.keys() > {"x", "w", "scratch"}
+    for weights, expected in (("bf16", tiles), ("q8_0", [])):
+        jobs = _jobs(DEVICE, replace(given, weights=weights), tiles, (64, 2048))
+        assert [job.tile for job in jobs if not job.is_built] == expected
 
 
 def test_logits_are_of_few_tokens() -> None:
@@ -49,6 +68,6 @@ def test_logits_are_of_few_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["qkv", "o", "gate_up", "down", "head"])
 def test_every_case_is_a_kernel_of_the_model(name: str) -> None:
-    kernel = case(name).kernel(DEVICE, tile_of("16x32x256:2:2"))
+    kernel = case(name).kernel(DEVICE, any_tile_of("16x32x256:2:2"))
     assert {"x", "w", "tokens"} <= {*kernel.interface.reads, *kernel.interface.constants}
     assert not case(name).absent & kernel.interface.buffers.keys()

@@ -14,6 +14,7 @@ from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.components.runtime.vmfb import read_exports
 from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.iree_release import OF_SHORTFIN, compiler_release
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from tests.builder.compiled_model import GENERIC, HOST, TINY, WINDOWED
 from tests.builder.specs import changed
@@ -146,6 +147,20 @@ def test_integer_arithmetic_is_for_cpus(tmp_path: Path) -> None:
     options = replace(SMALL, weights="int8", device="hip:gfx942")
     with pytest.raises(BuildError, match="int8 are for CPUs"):
         compile_model(ONE_LAYER, options, tmp_path / "model.vmfb", tmp_path)
+
+
+@pytest.mark.skipif(compiler_release() == OF_SHORTFIN, reason="needs the newest IREE, as sm_90 does")
+def test_a_program_for_hopper_has_matmuls_that_load_by_tma(tmp_path: Path) -> None:
+    spec = changed(
+        ONE_LAYER, {"hidden_size": 512, "heads": 4, "kv_heads": 2, "head_dim": 128, "features": 1024}
+    )
+    options = BuildOptions(
+        device="cuda:sm_90", prefill_batch_sizes=(1,), decode_batch_sizes=(1,), extend_sizes=(256,)
+    )
+    compile_model(spec, options, tmp_path / "model.vmfb", tmp_path)
+    program = (tmp_path / "model.vmfb").read_bytes()
+    for name in (b"project_qkv_1024x512", b"linear_512x512", b"gated_linear_2048x512", b"linear_512x1024"):
+        assert name + b"_hopper_128x128" in program
 
 
 def test_refuses_sizes_that_the_kernels_do_not_take(tmp_path: Path) -> None:

@@ -87,8 +87,21 @@ def test_a_grid_counts_tiles_and_what_is_added_to_them() -> None:
     text = executable(kernel, CodeObject(b"\x7f", 64), "amdgpu")
     assert kernel.workload == ("tokens", "rows", "splits")
     assert "^bb0(%device: !hal.device, %w0: index, %w1: index, %w2: index):" in text
-    assert "%x.tiles = arith.ceildivui %w0, %x.size : index" in text
+    assert "%x.tiles = arith.ceildivui %w0, %x.tiles.by : index" in text
     assert "%x = arith.addi %x.tiles, %w1 : index" in text
     assert "%y = arith.constant 3 : index" in text
-    assert "%z = arith.ceildivui %w2, %z.size : index" in text
+    assert "%z = arith.ceildivui %w2, %z.tiles.by : index" in text
     assert 'dense<"0x7F"> : vector<1xi8>' in text
+
+
+def test_a_grid_can_multiply_tiles_and_have_a_limit() -> None:
+    kernel = replace(KERNEL, grid=[Tiles("tokens", 128, times=32, most=132)])
+    lines = executable(kernel, CodeObject(b"\x7f", 64), "nvptx").splitlines()
+    assert [line.strip() for line in lines if "%x" in line and "return" not in line] == [
+        "%x.tiles.by = arith.constant 128 : index",
+        "%x.tiles = arith.ceildivui %w0, %x.tiles.by : index",
+        "%x.all.by = arith.constant 32 : index",
+        "%x.all = arith.muli %x.tiles, %x.all.by : index",
+        "%x.count.by = arith.constant 132 : index",
+        "%x = arith.minui %x.all, %x.count.by : index",
+    ]

@@ -182,3 +182,18 @@ def test_all_that_a_layer_may_have_is_launched_and_nothing_else_is_there(
     launched = set(re.findall(r"flow\.dispatch @(\w+)::", text))
     executables = re.findall(r'"hal\.executable\.source"\(\) <\{sym_name = "(\w+)"', text)
     assert launched == set(executables)
+
+
+def test_entries_of_many_tokens_launch_matmuls_that_load_by_tma_on_hopper() -> None:
+    sizes = {"hidden_size": 512, "heads": 4, "kv_heads": 2, "head_dim": 128, "features": 1024}
+    options = BuildOptions(
+        device="cuda:sm_90", prefill_batch_sizes=(1,), decode_batch_sizes=(4,), extend_sizes=(64, 256)
+    )
+    text = ModelModule(changed(TINY, sizes), options, HOPPER, no_code).text()
+    entries = {part[: part.index("$")]: part for part in text.split("util.func public @")[1:]}
+    launched = {name: len(re.findall(r"flow\.dispatch @\w+_hopper_", entries[name])) for name in entries}
+    assert {name: count for name, count in launched.items() if count} == {
+        "extend": 4 * LAYERS + 1,  # and the head, as the number of rows is not known
+        "extend_t256": 4 * LAYERS,
+        "prefill_bs1": 4 * LAYERS,
+    }

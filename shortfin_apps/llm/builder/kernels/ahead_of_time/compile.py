@@ -1,4 +1,4 @@
-"""Compile Triton kernels ahead of time: to machine code for AMD GPUs, to PTX for NVIDIA's.
+"""Compile kernels of Triton and Gluon ahead of time: to machine code for AMD GPUs, to PTX for NVIDIA's.
 
 Only a build needs Triton. Builds cache code (kernel_cache.py); Triton's own cache is used in addition if
 TRITON_CACHE_DIR, its variable, names a folder.
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time import llvm_ir, ptx
-from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles
+from shortfin_apps.llm.contract.errors import BuildError
 
 _POINTERS = {
     "f32": "*fp32",
@@ -32,6 +33,7 @@ _POINTERS = {
 }
 _WARP = 32  # lanes
 _PTX_VERSION = 84  # PTX 8.4, of CUDA 12.4: drivers reject versions newer than their own
+_GLUON_PTX_VERSION = 86  # the least that Triton has TMA loads for; ptx.py makes it PTX 8.4
 _ALIGNMENT = 16  # bytes, for every buffer that IREE passes; lets Triton load 16 bytes per lane
 
 Signature = dict[str, str]
@@ -70,12 +72,32 @@ def _for_amd(kernel: Kernel, chip: str) -> CodeObject:
 
 
 def _for_nvidia(kernel: Kernel, chip: str) -> CodeObject:
+    is_gluon = kernel.function.is_gluon()
+    options = {"ptx_version": _GLUON_PTX_VERSION if is_gluon else _PTX_VERSION}
     with _chosen_cache():
-        compiled = _compile(
-            kernel, ("cuda", int(re.sub(r"\D", "", chip)), _WARP), {"ptx_version": _PTX_VERSION}
-        )
-    text = ptx.for_iree(compiled.asm["ptx"], kernel.name, _num_operands(kernel))
-    return CodeObject(text.encode(), kernel.tuning.num_waves * _WARP, compiled.metadata.shared)
+        compiled = _compile(kernel, ("cuda", int(re.sub(r"\D", "", chip)), _WARP), options)
+    metadata, text = compiled.metadata, compiled.asm["ptx"]
+    if is_gluon:
+        text = ptx.without_newer_loads(text, kernel.name)
+    scratch = _scratch(kernel, metadata.global_scratch_size)
+    text = ptx.for_iree(text, kernel.name, _num_operands(kernel), scratch)
+    # The warps include those that a workgroup has in addition for other roles.
+    return CodeObject(text.encode(), metadata.num_warps * _WARP, metadata.shared)
+
+
+def _scratch(kernel: Kernel, num_bytes: int) -> int | None:
+    """Return the index of the operand `scratch`, or None if the kernel has none.
+
+    Raises BuildError if it lacks room for `num_bytes` of each workgroup.
+    """
+    buffers, programs = kernel.interface.buffers, kernel.grid[0]
+    if ptx.SCRATCH not in buffers:
+        return None
+    [room] = buffers[ptx.SCRATCH].shape
+    most = programs.most if isinstance(programs, Tiles) else programs
+    if not isinstance(room, int) or most is None or room < most * num_bytes + ptx.SCRATCH_ALIGNMENT:
+        raise BuildError(f"kernel {kernel.name} needs {num_bytes} bytes of `{ptx.SCRATCH}` per workgroup")
+    return list(buffers).index(ptx.SCRATCH)
 
 
 def _num_operands(kernel: Kernel) -> int:
@@ -87,11 +109,13 @@ def _compile(kernel: Kernel, target: tuple[str, str | int, int], options: dict[s
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon import GluonASTSource
 
     tuning = {"num_warps": kernel.tuning.num_waves, "num_stages": kernel.tuning.num_stages}
+    source = GluonASTSource if kernel.function.is_gluon() else ASTSource
     with _known_to_kernels(GPUTarget(*target)):
         return triton.compile(
-            ASTSource(kernel.function, *_signature(kernel)),
+            source(kernel.function, *_signature(kernel)),
             target=GPUTarget(*target),
             options={"enable_fp_fusion": kernel.tuning.fuses_products, **tuning, **options},
         )

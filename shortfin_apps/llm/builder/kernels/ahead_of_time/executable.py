@@ -40,9 +40,19 @@ def _count(axis: str, extent: int | Tiles, operands: Mapping[str, str]) -> str:
     """Return the MLIR that computes the number of workgroups along `axis`, as %x, %y or %z."""
     if isinstance(extent, int):
         return f"    %{axis} = arith.constant {extent} : index\n"
-    tiles = f"%{axis}" if extent.more is None else f"%{axis}.tiles"
-    text = f"    %{axis}.size = arith.constant {extent.size} : index\n"
-    text += f"    {tiles} = arith.ceildivui {operands[extent.operand]}, %{axis}.size : index\n"
-    if extent.more is not None:
-        text += f"    %{axis} = arith.addi {tiles}, {operands[extent.more]} : index\n"
-    return text
+    more = None if extent.more is None else operands[extent.more]
+    steps: list[tuple[str, str, int | str | None]] = [
+        ("tiles", "ceildivui", extent.size),
+        ("all", "muli", None if extent.times == 1 else extent.times),
+        ("sum", "addi", more),
+        ("count", "minui", extent.most),
+    ]
+    text, value = "", operands[extent.operand]
+    for name, operation, second in steps:
+        if isinstance(second, int):
+            text += f"    %{axis}.{name}.by = arith.constant {second} : index\n"
+            second = f"%{axis}.{name}.by"
+        if second is not None:
+            text += f"    %{axis}.{name} = arith.{operation} {value}, {second} : index\n"
+            value = f"%{axis}.{name}"
+    return text.replace(f"{value} =", f"%{axis} =")

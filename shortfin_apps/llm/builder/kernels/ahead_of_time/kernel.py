@@ -26,14 +26,16 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The number of workgroups along a dimension of the grid: ceil(operand / size), plus any `more`.
+    """The number of workgroups along a dimension of the grid: ceil(operand / size) * times, plus any `more`.
 
-    `operand` and `more` name values of the dispatch's workload.
+    `operand` and `more` name values of the dispatch's workload. `most`: the largest number, if any.
     """
 
     operand: str
     size: int = 1
     more: str | None = None
+    times: int = 1
+    most: int | None = None
 
 
 Grid = Sequence[int | Tiles]  # up to three dimensions, x first
@@ -41,7 +43,7 @@ Grid = Sequence[int | Tiles]  # up to three dimensions, x first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A `triton.jit` function with one set of sizes.
+    """A function of Triton or Gluon with one set of sizes.
 
     The function's operands are, in this order, the buffers of the interface (read, written in place,
     results) and the interface's constants. All other parameters are in `constexprs`, and may be at any

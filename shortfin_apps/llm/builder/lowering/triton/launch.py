@@ -8,6 +8,7 @@ from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch, size_of
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
+from shortfin_apps.llm.builder.lowering.triton.hopper_matmul import hopper_form
 from shortfin_apps.llm.builder.target import Target
 
 Operands = Mapping[str, Dim | Tensor | None]
@@ -26,8 +27,10 @@ class Launcher:
         Buffers that are None in `operands` are removed from the interface; the kernel's function gets None.
         """
         absent = {name for name, operand in operands.items() if operand is None}
-        kernel = kernel.without(absent)
-        name = self._rendered.compile(kernel, self._target)
         given = {name: operand for name, operand in operands.items() if operand is not None}
+        kernel = kernel.without(absent)
+        if self._target.cpu.startswith("sm_90"):
+            kernel = hopper_form(kernel, given.get("tokens"))
+        name = self._rendered.compile(kernel, self._target)
         workload = [size_of(given[name]) for name in kernel.workload]
         return dispatch(e, name, kernel.interface, workload, given)

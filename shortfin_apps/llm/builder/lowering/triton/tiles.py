@@ -17,7 +17,7 @@ MOST_SPLITS = 64  # maximum workgroups per K/V head for the attention of a singl
 _ANY = sys.maxsize
 _LEAST_PART_BYTES = 2 * PART_DEPTH  # in 16 bits
 _LEAST_DEPTH_BYTES = 64  # one block of 32 weights in 16 bits; no matrix instruction reads more of K
-_UNKNOWN_TOKENS = 512  # the assumption if the number of tokens is unknown at compile time
+UNKNOWN_TOKENS = 512  # the assumption if the number of tokens is unknown at compile time
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class TileTable:
 
         `tokens`: a str means that the number is unknown; `layout`: None means row-major floats.
         """
-        known = tokens if isinstance(tokens, int) else _UNKNOWN_TOKENS
+        known = tokens if isinstance(tokens, int) else UNKNOWN_TOKENS
 
         def first(*uses: Use) -> MatmulTile:
             return next(use.tile for use in uses if known <= use.tokens and shape[0] <= use.features)

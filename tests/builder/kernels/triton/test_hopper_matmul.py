@@ -1,0 +1,77 @@
+"""The matmuls for Hopper with loads by TMA, compiled: no GPU and no emulation of one runs them here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel_cache import KernelCache
+from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.weights.layout import Fp8Rows
+from shortfin_apps.llm.contract.errors import BuildError
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from shortfin_apps.llm.builder.lowering.triton.hopper_matmul import HopperTile, hopper_form, with_tile
+from tests.builder.lowering.triton.test_hopper_matmul import gate_up, linear, qkv
+from tests.matrices import slow_but
+
+FP8 = Fp8Rows("f8E4M3FN")
+CASES = {
+    f"{make.__name__}-{'bf16' if layout is None else 'fp8'}-{tokens}": (make, layout, tokens)
+    for make in (qkv, linear, gate_up)
+    for layout, tokens in ((None, 512), (None, 2048), (FP8, 512))
+}
+
+
+def assembler() -> Path:
+    """The assembler in Triton's package."""
+    import triton
+
+    return Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+
+
+@pytest.mark.parametrize("case", slow_but(["linear-fp8-512"], CASES))
+def test_the_kernel_assembles_as_ptx_8_4(case: str, tmp_path: Path) -> None:
+    make, layout, tokens = CASES[case]
+    kernel = hopper_form(make(tokens, layout), tokens)
+    code = compile_kernel(kernel, "nvptx", "sm_90")
+    text = code.image.decode()
+    assert ".version 8.4" in text
+    expect_fences(text)
+    assert code.threads == 384  # two groups that multiply, and one with the loads, of 4 warps each
+    assert code.shared_bytes <= 227 << 10
+    parameters = len(kernel.interface.buffers) + len(kernel.interface.constants)
+    assert text[text.index(".entry") : text.index(")", text.index(".entry"))].count(".param") == parameters
+    (tmp_path / "kernel.ptx").write_text(text)
+    command = [str(assembler()), "-arch=sm_90a", "-v", str(tmp_path / "kernel.ptx"), "-o", "/dev/null"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    spills = re.findall(r"(\d+) bytes spill", run.stdout + run.stderr)
+    # With 256 columns, the sums of a linear layer and its norm do not fit in registers.
+    assert set(spills) == {"0"} or (make is linear and tokens == 2048)
+
+
+def expect_fences(text: str) -> None:
+    """Each of two tensor maps is written, and then read by the TMA unit after a fence."""
+    written = [match.start() for match in re.finditer(r"tensormap\.cp_fenceproxy\S*release\.gpu", text)]
+    fences = [match.start() for match in re.finditer(r"fence\.proxy\.tensormap::generic\.acquire\.gpu", text)]
+    assert len(written) == len(fences) == 2
+    assert written[0] < fences[0] < written[1] < fences[1] < text.index("cp.async.bulk.tensor")
+
+
+def test_a_scratch_must_have_room_for_every_workgroup() -> None:
+    kernel = hopper_form(linear(512), 512)
+    old = kernel.interface
+    given = Interface(old.constants, old.reads, {**old.writes, "scratch": buffer("i8", 132 * 256)})
+    with pytest.raises(BuildError, match="needs 256 bytes of `scratch` per workgroup"):
+        compile_kernel(replace(kernel, interface=given), "nvptx", "sm_90")
+
+
+def test_the_cache_tells_tiles_and_forms_apart(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path, "sm_90")
+    kernels = [linear(512), *(with_tile(linear(512), HopperTile(128, stages)) for stages in (5, 6))]
+    assert len({cache._key(replace(kernel, name="same")) for kernel in kernels}) == 3
