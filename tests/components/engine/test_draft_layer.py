@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.engine.drafter import MAX_FAILURES
 from shortfin_apps.llm.components.request.messages import GenerateCall
 from shortfin_apps.llm.components.speculation.options import SpeculationOptions
@@ -218,6 +219,33 @@ def test_a_draft_that_fails_ends_no_request(depth: int) -> None:
     assert stats.failed_invocations == 0
     assert stats.preemptions == MAX_FAILURES * len(calls)
     assert [name for name, _ in rig.program.calls].count("draft_bs4") <= 2 * MAX_FAILURES * HIDDEN_PER_SLOT
+
+
+def test_no_round_passes_the_end_of_the_context() -> None:
+    """Rounds for others would: a request without them is proposed nothing."""
+    config = fake_config(pages=64)
+    near_end = call("a", [*range(30), *range(26)], config.max_seq_len - 56)
+    calls = [near_end, call("b", PROMPT[:9], 40)]
+    rig = make_rig(config, speculation=ALONE, drafts=0.0, **SAMPLES)
+    run_draft = rig.program._run_draft
+
+    def watched(arguments: Any) -> Any:
+        result = run_draft(arguments)
+        assert arguments["positions"].max() <= config.max_seq_len
+        return result
+
+    rig.program._run_draft = watched  # type: ignore[method-assign]
+    learn, learnt = LlmTaskInput.learn, []
+
+    def noted(task: LlmTaskInput, token_id: int | None) -> None:
+        learnt.append(token_id)
+        learn(task, token_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LlmTaskInput, "learn", noted)
+        assert answers(rig, calls) == answers(make_rig(config, **SAMPLES), calls)
+    assert None in learnt
+    assert rig.engine.stats().speculation.accepted > 20  # type: ignore[union-attr]
 
 
 def test_the_device_checks_drafted_tokens_only() -> None:

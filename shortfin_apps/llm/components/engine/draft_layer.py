@@ -93,8 +93,14 @@ class DraftLayer(Drafter):
     def learn(self, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> None:
         """Wait for the tokens of the last draft; those after a row that is not finite are given up."""
         queued, self._queued = self._queued, []
-        if not queued:
-            return
+        drafted = self._waited_for(queued) if queued else {}
+        for request, tasks in proposed.items():
+            finite = list(takewhile(lambda token_id: token_id >= 0, drafted.get(request, ())))
+            for task, token_id in zip_longest(tasks, finite[: len(tasks)]):
+                if task.is_unknown:  # a step that is abandoned may learn a second time
+                    task.learn(token_id)
+
+    def _waited_for(self, queued: Sequence[Launch]) -> Mapping[Request, Sequence[int]]:
         try:
             with self._counting_time():
                 drafted = self._drawn(queued)
@@ -105,10 +111,7 @@ class DraftLayer(Drafter):
                 raise
             raise DraftError(f"an invocation of the {self.NAME} failed") from error
         self._failures = 0
-        for request, tasks in proposed.items():
-            finite = list(takewhile(lambda token_id: token_id >= 0, drafted[request]))
-            for task, token_id in zip_longest(tasks, finite[: len(tasks)]):
-                task.learn(token_id)
+        return drafted
 
     def note_committed(self) -> None:
         if self._ahead is not None and self._ahead.lengths is None:
