@@ -18,6 +18,7 @@ from shortfin_apps.llm.components.engine.mask_costs import MaskCosts
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.buckets import Buckets
 from shortfin_apps.llm.components.invocation.page_count import least_window_pages
+from shortfin_apps.llm.components.invocation.slot_tables import SlotTables
 from shortfin_apps.llm.components.invocation.static_threshold import with_static_threshold
 from shortfin_apps.llm.components.kvcache import PrefixCache, WindowOptions, make_cache
 from shortfin_apps.llm.components.kvcache.cache import KVCache
@@ -132,12 +133,18 @@ def make_draft(
     catch_up_tokens: int = 16,
     prefix_cache: PrefixCache = "trie",
     logits_only: bool = False,
+    draws: bool = False,
 ) -> FakeDraft:
-    """It drafts what the model of `repeats` chooses, but for a share of `errs`."""
+    """It drafts what the model of `repeats` chooses, but for a share of `errs`.
+
+    With `draws`, its program draws the tokens.
+    """
     if logits_only:
         config = replace(config, top_k=None)
     program = FakeProgram(config, Faults(), extend_rank=1)
     program.repeats, program.errs = repeats, errs
+    if draws:
+        program.loop_sizes, program.sample_sizes = config.decode_batch_sizes, (2, 4)
     device = FakeDevice(program)
     num_pages, num_window_pages, window = config.paged_kv_cache.device_block_count, 0, None
     if config.window_tokens is not None:
@@ -149,10 +156,11 @@ def make_draft(
     options = DraftOptions(
         max_tokens=max_tokens,
         max_seq_len=config.max_seq_len,
-        vocab_size=VOCAB,
+        vocab_size=None if draws else VOCAB,
         round_cost=round_cost,
     )
-    return FakeDraft(DraftModel(runner, cache, options, catch_up_tokens), program, cache)
+    tables = SlotTables(device, program.entries)  # make_rig replaces them by the model's
+    return FakeDraft(DraftModel(runner, cache, options, tables, catch_up_tokens), program, cache)
 
 
 def make_rig(
@@ -219,7 +227,11 @@ def make_rig(
     page_table = page_table_of(device, config, num_pages, num_window_pages)
     runner = BatchRunner(device, used, config, page_table=page_table, recorder=recorder)
     scheduler = Scheduler(cache, batch_mode, max_running, **(scheduling or {}))
-    drafter: Drafter | None = None if draft is None else draft.model
+    drafter: Drafter | None = None
+    if draft is not None:
+        drafter = draft.model
+        draft.model._tables = runner.slots
+        draft.program.in_flight = program.in_flight  # both programs run on one device, in order
     if drafts is not None:
         drafter = DraftLayer(
             runner,

@@ -156,7 +156,7 @@ class FakeBuffer:
 class FakePending:
     """An invocation, which runs when it is waited for, after all that were submitted before it.
 
-    `run` writes the results into `buffers`, which are known before.
+    `run` writes the results into `buffers`, which are known before; `arguments` it may read and write.
 
     When it fails, those behind it in flight fail with it.
     """
@@ -164,6 +164,7 @@ class FakePending:
     run: Callable[[], object]
     in_flight: deque[FakePending] = field(default_factory=deque)
     buffers: Sequence[DeviceBuffer] = ()
+    arguments: Sequence[DeviceBuffer] = ()
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
@@ -314,7 +315,7 @@ class FakeProgram:
             for buffer, result in zip(buffers, results, strict=True):
                 buffer.array = result.array
 
-        return FakePending(run, self.in_flight, buffers)
+        return FakePending(run, self.in_flight, buffers, arguments)
 
     def _spoil_left(self, buffers: Sequence[FakeBuffer]) -> None:
         """The results of the last batch are overwritten by those of the next one."""
@@ -652,7 +653,7 @@ def sampled(logits: Array, fields: Array, position: int, k: int) -> int:
     scale_bits, top_k, share, least, seed, prompt_length = fields.tolist()
     if position < 0 or not np.isfinite(logits.max()):
         return -1
-    index = int(position) + 1 - prompt_length
+    index = (int(position) + 1 - prompt_length) % 2**64  # within a prompt, a draw is of no use
     scale = np.int32(scale_bits).view(np.float32)
     if top_k == NO_TOP_K:
         weights = weights_of(logits, float(logits.max()), scale)
@@ -727,7 +728,10 @@ class FakeDevice:
 
     def clear(self, buffer: DeviceBuffer, rows: Sequence[int]) -> None:
         self.program.faults.call("clear")
-        assert not self.program.in_flight, "pages are cleared while an invocation may write them"
+        in_use = [argument for each in self.program.in_flight for argument in each.arguments]
+        assert not any(each is buffer for each in in_use), (
+            "pages are cleared while an invocation may write them"
+        )
         array_of(buffer)[list(rows)] = 0
 
     def close(self) -> None:

@@ -190,14 +190,16 @@ def change_shared_page(change_rows: Callable[[Array, int], None]) -> Callable[[S
         runner = server.runner
         launch, device = runner.launch, runner._device
 
-        def change_and_launch(batch: Batch, fields: Fields | None = None) -> Launch:
+        def change_and_launch(
+            batch: Batch, fields: Fields | None = None, slots: Sequence[int] | None = None
+        ) -> Launch:
             for task in batch.tasks[:1]:
                 if task.start_position == len(SHARED):
                     slab = np.array(device.download(runner._page_table[0]))
                     change_rows(slab, task.page_ids[1])
                     runner._page_table[0] = device.upload(slab)
                     runner.launch = launch  # type: ignore[method-assign]
-            return launch(batch, fields)
+            return launch(batch, fields, slots)
 
         runner.launch = change_and_launch  # type: ignore[method-assign]
 

@@ -26,7 +26,7 @@ from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import BatchSettings
 from shortfin_apps.llm.components.engine.draft_layer import DraftLayer
-from shortfin_apps.llm.components.engine.drafter import MAX_FAILURES
+from shortfin_apps.llm.components.engine.drafter import MAX_FAILURES, Queued
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.launch import Launch
 from shortfin_apps.llm.components.request.request import Request
@@ -116,7 +116,7 @@ class Teller(DraftLayer):
     def _queue(
         self,
         wanted: Mapping[Request, int],
-        launches: list[Launch],
+        launches: list[Queued],
         checked: Mapping[Request, int] | None = None,
     ) -> None:
         """Replace the tokens that are drawn, in the device's table, before the next round is queued."""
@@ -170,10 +170,11 @@ class Teller(DraftLayer):
         self._runner.slots.buffers["last_tokens"] = self._runner._device.upload(table)
         self._of_launch[id(launch)] = launch, told
 
-    def _drawn(self, launches: Sequence[Launch]) -> Mapping[Request, Sequence[int]]:
+    def _drawn(self, launches: Sequence[Queued]) -> Mapping[Request, Sequence[int]]:
         drafted: dict[Request, list[int]] = defaultdict(list)
         for launch in launches:
             _, told = self._of_launch.pop(id(launch))
+            assert isinstance(launch, Launch)
             for task, token_id in zip(launch.batch.tasks, told, strict=True):
                 drafted[task.request].append(token_id)
         return drafted

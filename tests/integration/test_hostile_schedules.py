@@ -134,7 +134,9 @@ class Schedule:
         [slab] = self._engine._runner._page_table
         return cast(LocalBuffer, slab).map_bytes().reshape(slab.shape[0], -1)
 
-    def _launch_or_fail(self, batch: Batch, fields: Fields | None = None) -> Launch:
+    def _launch_or_fail(
+        self, batch: Batch, fields: Fields | None = None, slots: Sequence[int] | None = None
+    ) -> Launch:
         fault = None
         if self._rng.random() < self._fault_rate:
             fault = self._rng.choice(["before", "after", "nan"])
@@ -149,7 +151,7 @@ class Schedule:
                 self._hit.add(task.request.request_id)
         if fault == "before":
             raise RuntimeError("broken before it ran")
-        launch = self._launch(batch, fields)
+        launch = self._launch(batch, fields, slots)
         if fault == "after":
             launch.pending.wait()
             raise RuntimeError("broken after it ran")

@@ -11,6 +11,7 @@ import pytest
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.batching.mode import BatchSettings
+from shortfin_apps.llm.components.engine.draft_model import DraftModel
 from shortfin_apps.llm.components.engine.engine import Engine
 from shortfin_apps.llm.components.invocation.page_table import make_runner
 from shortfin_apps.llm.components.request.messages import GenerateCall
@@ -18,6 +19,7 @@ from shortfin_apps.llm.components.request.request import Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.components.runtime.open import Runtime, open_device
+from shortfin_apps.llm.components.runtime.vmfb import read_exports
 from shortfin_apps.llm.contract.abi import EntryFamily
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.engine_settings import EngineSettings
@@ -90,11 +92,21 @@ def compare(artifact: Artifact, max_tokens: int, draft: Artifact | None = None, 
         expected = answers(engine, asked)
         steps = engine.stats().steps
     with open_engine(artifact, EngineSettings(**proposing, **options), facts) as engine:
+        if draft is not None:
+            draws = "decode_loop_bs1" in read_exports(draft.vmfb, draft.config.module_name)
+            assert drafter_of(engine)._draws == draws
         assert answers(engine, asked) == expected
         stats = engine.stats()
     assert stats.speculation is not None
     assert 0 < stats.speculation.accepted < stats.speculation.proposed, "nothing was right, or nothing wrong"
     assert stats.steps < steps
+
+
+def drafter_of(engine: Engine) -> DraftModel:
+    assert engine._speculation is not None
+    drafter = engine._speculation._drafter
+    assert isinstance(drafter, DraftModel)
+    return drafter
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -132,6 +144,32 @@ def test_answers_are_those_without_a_draft_model_where_requests_are_preempted(
         batching=BatchSettings(batch_mode="extend-attention", token_budget=80),
         pages=16,
     )
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("mode", MODES, ids=["default", "extend"])
+def test_answers_are_those_without_a_draft_model_that_draws(
+    build_tiny: BuildTiny, runtime: Runtime, mode: BatchSettings
+) -> None:
+    """All its rounds are queued before the model's invocation, which reads the tokens on the device."""
+    sizes = (1, 4, 8)
+    options = replace(TINY_OPTIONS, decode_batch_sizes=sizes, decode_loop_sizes=sizes)
+    draft = build_tiny(replace(options, weights="q4", block_seq_stride=32))
+    compare(build_tiny(options), 60, draft, runtime=runtime, batching=mode, pipeline_depth=1)
+
+
+@needs_shortfin
+@pytest.mark.emulated
+@pytest.mark.timeout(300)
+def test_answers_are_those_without_a_draft_model_on_a_gpu(
+    build_tiny: BuildTiny, emulated_gpus: EmulatedGpus
+) -> None:
+    with emulated_gpus.watch(CHIP):
+        options = BuildOptions(
+            device=f"hip:{CHIP}", prefill_batch_sizes=(1,), decode_batch_sizes=(1, 4), extend_sizes=(16,)
+        )
+        draft = build_tiny(replace(options, weights="q8_0", block_seq_stride=32))
+        compare(build_tiny(options), 12, draft, device="hip")
 
 
 def test_answers_are_those_without_beside_decode_loops(build_tiny: BuildTiny) -> None:

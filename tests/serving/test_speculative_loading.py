@@ -98,3 +98,14 @@ def test_a_draft_model_may_have_a_draft_layer_which_is_not_used(tmp_path: Path) 
         counts = engine.stats().speculation
         assert counts is not None
         assert counts.accepted > 100
+
+
+def test_more_drafted_tokens_than_the_device_has_places_for_are_refused(tiny_artifact: Artifact) -> None:
+    artifact = tiny_artifact
+    files = (artifact.config, artifact.vmfb, artifact.parameters, frozenset[int]())
+    options, facts = EngineSettings(speculative_tokens=16), ModelFacts(draft_model=files_of(artifact))
+    with (
+        closing(open_device()) as device,
+        pytest.raises(ArtifactError, match=r"at most 15 with a draft model"),
+    ):
+        make_engine(device, *files, options, facts)

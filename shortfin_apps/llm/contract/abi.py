@@ -66,12 +66,13 @@ former; callers have `sample` entries store tokens in the latter. `checked[r]` t
 So rounds of drafts can be queued before the caller knows which of the last drafts were right.
 
 `last_tokens` is a table on the device that has the last token of each running request, by slot. The caller
-assigns the slots, of which the table may have more than `counts`: the places of a draft layer. A negative
-token ID -1-s in `tokens` of a packed `extend` or a `decode_loop` stands for `last_tokens[s]`, so that the
-caller can queue an invocation before it knows this token. `decode_loop`, `sample` and `adjusted_sample` draw
-tokens. They update `last_tokens` in place: the token of row r is stored
-in `last_tokens[slots[r]]`. Nothing is stored for a padding row, a negative slot, or a row without a finite
-best logit. The slots of one invocation, other than these, are distinct.
+assigns the slots, of which the table may have more than `counts`: the places of drafted and chosen tokens.
+Programs on one device may share the table: a draft model draws into the places of drafted tokens, from which
+the main model's `extend` reads them. A negative token ID -1-s in `tokens` of a packed `extend` or a
+`decode_loop` stands for `last_tokens[s]`, so that the caller can queue an invocation before it knows this
+token. `decode_loop`, `sample` and `adjusted_sample` draw tokens. They update `last_tokens` in place: the
+token of row r is stored in `last_tokens[slots[r]]`. Nothing is stored for a padding row, a negative slot, or
+a row without a finite best logit. The slots of one invocation, other than these, are distinct.
 
 `seq_lens` is the number of tokens of a row from position 0 on, including the tokens of this invocation. In a
 packed `extend`, the tokens of all tasks are concatenated: the tokens of task r start at `tokens[offsets[r]]`,
@@ -433,7 +434,7 @@ def hidden_row(slot: int, position: int) -> int:
 def drafted_place(num_slots: int, slot: int, position: int) -> int:
     """Return the index in `last_tokens` of the token drafted for a position of the request in `slot`.
 
-    The tables of a model with a draft layer have `num_slots` slots for requests.
+    The first `num_slots` of the table have the last tokens of requests.
     """
     return num_slots + slot * HIDDEN_PER_SLOT + position % HIDDEN_PER_SLOT
 
@@ -444,5 +445,5 @@ def chosen_place(num_slots: int, slot: int, position: int) -> int:
 
 
 def num_places(num_slots: int) -> int:
-    """Return the size of `last_tokens` for a model with a draft layer."""
+    """Return the size of `last_tokens` for `num_slots` requests."""
     return drafted_place(num_slots, 2 * num_slots, 0)

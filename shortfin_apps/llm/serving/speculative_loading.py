@@ -70,10 +70,10 @@ def speculation_options(
         _check_draft_layer(buckets, has_draft_model=has_draft_model)
     if problem := _problem_with_proposals(config, buckets, flag):
         raise ArtifactError(problem)
-    if buckets.most_drafts and settings.speculative_tokens >= HIDDEN_PER_SLOT:
+    if (buckets.most_drafts or has_draft_model) and settings.speculative_tokens >= HIDDEN_PER_SLOT:
         raise ArtifactError(
-            f"`--speculative-tokens` is at most {HIDDEN_PER_SLOT - 1} for a model with a draft layer, which "
-            "needs the hidden states of these tokens; lower it, or build with `--no-draft-layer`"
+            f"`--speculative-tokens` is at most {HIDDEN_PER_SLOT - 1} with a draft model, and for a model "
+            "with a draft layer (or build that with `--no-draft-layer`); lower it"
         )
     return SpeculationOptions(
         max_tokens=settings.speculative_tokens if looks_up else 0,
@@ -195,11 +195,17 @@ def make_draft_model(
     options = DraftOptions(
         max_tokens=draft.max_tokens,
         max_seq_len=config.max_seq_len,
-        vocab_size=draft.vocab_size,
+        vocab_size=None if _has_tokens_of(model, runner) else draft.vocab_size,
         round_cost=cost,
     )
     cache = make_page_cache(config, prefix_cache, num_pages, num_window_pages)
-    return DraftModel(runner, cache, options)
+    return DraftModel(runner, cache, options, model.slots)
+
+
+def _has_tokens_of(model: BatchRunner, draft: BatchRunner) -> bool:
+    """Return whether the model is known to have an embedding for each token that the draft model may draw."""
+    counts_tokens = model.buckets.draws_adjusted_rows and draft.buckets.draws_adjusted_rows
+    return counts_tokens and draft.slots.vocab_size <= model.slots.vocab_size
 
 
 def make_draft_layer(

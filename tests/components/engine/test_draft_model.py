@@ -49,7 +49,8 @@ def drafting(draft: FakeDraft, **options: Any) -> Rig:
     prefix_cache=st.sampled_from(["none", "trie"]),
     token_budget=st.sampled_from([8, 40]),
     catch_up_tokens=st.sampled_from([1, 7, 64]),
-    logits_only=st.booleans(),
+    program=st.sampled_from(["plain", "logits only", "draws"]),
+    depth=st.sampled_from([0, 1, 2]),
     faults=st.lists(st.integers(0, 60), max_size=4),
     spoiled=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=4),
 )
@@ -66,7 +67,7 @@ def test_tokens_are_those_without(
     strides: int,
     prefix_cache: Any,
     catch_up_tokens: int,
-    logits_only: bool,
+    program: str,
     faults: list[int],
     spoiled: list[tuple[int, int]],
     **options: Any,
@@ -85,7 +86,8 @@ def test_tokens_are_those_without(
         round_cost=costs[1],
         catch_up_tokens=catch_up_tokens,
         prefix_cache=prefix_cache,
-        logits_only=logits_only,
+        logits_only=program == "logits only",
+        draws=program == "draws",
     )
     make_faulty(draft, faults, spoiled)
     speculation = SpeculationOptions(max_tokens=lookup_tokens, row_cost=costs[0])
@@ -104,11 +106,14 @@ def make_faulty(draft: FakeDraft, faults: list[int], spoiled: list[tuple[int, in
     draft.program.faults.spoil = lambda row: (len(draft.program.calls), row) in spoiled
 
 
+@pytest.mark.parametrize("draws", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_model_that_drafts_what_is_chosen_is_always_right(mode: str, place: dict[str, Any]) -> None:
+def test_a_model_that_drafts_what_is_chosen_is_always_right(
+    mode: str, place: dict[str, Any], draws: bool
+) -> None:
     """Beside others, and behind tokens that it drafted before: nothing that it stored is lost or stale."""
-    draft = make_draft(fake_config(pages=64))
+    draft = make_draft(fake_config(pages=64), draws=draws)
     rig = drafting(draft, mode=mode, **place)
     calls = [call(str(i), [i, *PROMPT[:9]], 40) for i in range(3)]
     plain = make_rig(fake_config(pages=64), mode=mode, **place)
@@ -118,8 +123,9 @@ def test_a_model_that_drafts_what_is_chosen_is_always_right(mode: str, place: di
     assert rig.engine.stats().steps < plain.engine.stats().steps / 2
 
 
-def test_four_drafted_tokens_and_the_one_behind_them_take_a_step() -> None:
-    draft = make_draft(fake_config(pages=64), max_tokens=4)
+@pytest.mark.parametrize("draws", [False, True])
+def test_four_drafted_tokens_and_the_one_behind_them_take_a_step(draws: bool) -> None:
+    draft = make_draft(fake_config(pages=64), max_tokens=4, draws=draws)
     rig = drafting(draft, token_budget=64)
     answers(rig, [call("a", PROMPT[:9], 41)])
     assert counts(rig) == (32, 32)
@@ -134,9 +140,10 @@ def test_all_requests_share_a_round() -> None:
     assert names == ["extend", *["decode_bs4"] * 3]
 
 
-def test_a_prompt_is_caught_up_with_in_chunks() -> None:
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_prompt_is_caught_up_with_in_chunks(draws: bool) -> None:
     """Meanwhile the request is decoded without drafts."""
-    draft = make_draft(fake_config(pages=64), catch_up_tokens=5)
+    draft = make_draft(fake_config(pages=64), catch_up_tokens=5, draws=draws)
     rig = drafting(draft, token_budget=64)
     rig.engine.add(call("a", PROMPT, 12))
     rig.run()
@@ -203,15 +210,16 @@ def test_tokens_outside_the_vocabulary_are_not_proposed() -> None:
     assert counts(rig) == (0, 0)
 
 
-def test_a_few_failures_end_drafting_and_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    draft = make_draft(fake_config(pages=64))
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_few_failures_end_drafting_and_no_request(caplog: pytest.LogCaptureFixture, draws: bool) -> None:
+    draft = make_draft(fake_config(pages=64), draws=draws)
     make_faulty(draft, list(range(1000)), [])
     rig = drafting(draft)
     rig.engine.add(call("a", PROMPT[:6], 20))
     rig.run()
     assert rig.outputs["a"] == greedy_continuation(PROMPT[:6], 20)
     assert rig.reason("a") is FinishReason.LENGTH
-    assert len(draft.program.calls) == MAX_FAILURES
+    assert [name for name, _ in draft.program.calls].count("extend") == MAX_FAILURES
     assert "not used any more" in caplog.text
 
 

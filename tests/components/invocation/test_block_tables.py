@@ -206,9 +206,11 @@ def test_every_invocation_gets_the_same_table_as_one_built_from_scratch(
     batches: list[Batch] = []
     launch, submit = rig.runner.launch, rig.program.submit
 
-    def watched_launch(batch: Batch, fields: Fields | None = None) -> Launch:
+    def watched_launch(
+        batch: Batch, fields: Fields | None = None, slots: Sequence[int] | None = None
+    ) -> Launch:
         batches.append(batch)
-        return launch(batch, fields)
+        return launch(batch, fields, slots)
 
     def watched_submit(entry: str, arguments: Sequence[DeviceBuffer]) -> FakePending:
         shape = rig.runner.buckets.nearest(batches[-1])

@@ -9,6 +9,7 @@ from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.slot_tables import SlotTables, table_bytes
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import Request
+from shortfin_apps.llm.contract.abi import num_places
 from tests.components.engine_fixture import call
 from tests.components.fake_device import VOCAB, FakeDevice, FakeProgram, fake_config
 
@@ -38,12 +39,12 @@ def next_task(request: Request) -> LlmTaskInput:
 
 def test_there_are_counts_only_if_an_entry_takes_them() -> None:
     assert {name: each.shape for name, each in tables(7).buffers.items()} == {
-        "last_tokens": (7,),
+        "last_tokens": (num_places(7),),
         "counts": (7, VOCAB),
     }
     assert set(tables(7, adjusts=False).buffers) == {"last_tokens"}
-    assert table_bytes(program_of().entries, 7) == 7 * (8 + 4 * VOCAB)
-    assert table_bytes(program_of(adjusts=False).entries, 7) == 7 * 8
+    assert table_bytes(program_of().entries, 7) == 8 * num_places(7) + 7 * 4 * VOCAB
+    assert table_bytes(program_of(adjusts=False).entries, 7) == 8 * num_places(7)
 
 
 def test_counts_are_passed_for_the_first_draw_and_after_tokens_that_the_device_did_not_draw() -> None:
@@ -87,3 +88,11 @@ def test_a_table_is_trusted_only_while_the_same_start_of_a_request_draws(acts: l
             case "forget":
                 made.forget()
                 is_counted = False
+
+
+def test_programs_may_have_one_table_of_tokens() -> None:
+    model, draft = tables(3), tables(3)
+    draft.use_tokens_of(model)
+    assert draft.buffers["last_tokens"] is model.buffers["last_tokens"]
+    assert draft.buffers["counts"] is not model.buffers["counts"]
+    assert draft.drafted_place(2, 5) == model.drafted_place(2, 5)

@@ -26,10 +26,9 @@ from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile, zip_longest
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
-from shortfin_apps.llm.components.engine.drafter import Drafter, DraftError, DraftOptions
+from shortfin_apps.llm.components.engine.drafter import Drafter, DraftOptions, Queued
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.launch import Launch
 from shortfin_apps.llm.components.kvcache.cache import KVCache
@@ -47,7 +46,7 @@ class _Ahead:
     of tokens once the step before is committed; None until then.
     """
 
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[Queued] = field(default_factory=list)
     drafts: dict[Request, tuple[Lease | None, int]] = field(default_factory=dict)
     lengths: dict[Request, int] | None = None
 
@@ -65,7 +64,6 @@ class DraftLayer(Drafter):
 
     def __init__(self, runner: BatchRunner, cache: KVCache, options: DraftOptions) -> None:
         super().__init__(runner, cache, options)
-        self._queued: list[Launch] = []  # of the last draft, until the host knows its tokens
         self._ahead: _Ahead | None = None
 
     def num_worth(self, request: Request, least: float, most: int) -> int:
@@ -90,29 +88,6 @@ class DraftLayer(Drafter):
         else:
             self._ahead = ahead
 
-    def learn(self, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> None:
-        """Wait for the tokens of the last draft; those after a row that is not finite are given up."""
-        queued, self._queued = self._queued, []
-        drafted = self._waited_for(queued) if queued else {}
-        for request, tasks in proposed.items():
-            finite = list(takewhile(lambda token_id: token_id >= 0, drafted.get(request, ())))
-            for task, token_id in zip_longest(tasks, finite[: len(tasks)]):
-                if task.is_unknown:  # a step that is abandoned may learn a second time
-                    task.learn(token_id)
-
-    def _waited_for(self, queued: Sequence[Launch]) -> Mapping[Request, Sequence[int]]:
-        try:
-            with self._counting_time():
-                drafted = self._drawn(queued)
-        except Exception as error:
-            self._give_up(queued, waits=not isinstance(error, DeviceLostError))
-            self._count_failure(error)
-            if isinstance(error, DeviceLostError):
-                raise
-            raise DraftError(f"an invocation of the {self.NAME} failed") from error
-        self._failures = 0
-        return drafted
-
     def note_committed(self) -> None:
         if self._ahead is not None and self._ahead.lengths is None:
             self._ahead.lengths = {request: len(request.token_ids) for request in self._ahead.drafts}
@@ -130,10 +105,10 @@ class DraftLayer(Drafter):
     def flush_cache(self) -> None:
         """Do nothing: the pages are the main model's."""
 
-    def _drawn(self, launches: Sequence[Launch]) -> Mapping[Request, Sequence[int]]:
-        """Wait for these rounds, and return each request's tokens; -1 for a row that is not finite."""
+    def _drawn(self, queued: Sequence[Queued]) -> Mapping[Request, Sequence[int]]:
         drafted: dict[Request, list[int]] = defaultdict(list)
-        for launch in launches:
+        for launch in queued:
+            assert isinstance(launch, Launch), "a round is one invocation, which draws its tokens"
             token_ids = self._runner.wait(launch)
             assert token_ids is not None, "the device draws them"
             for task, token_id in zip(launch.batch.tasks, token_ids, strict=True):
@@ -144,12 +119,7 @@ class DraftLayer(Drafter):
         if self._ahead is not None:
             self._queued, self._ahead = self._ahead.launches, None
         else:
-            try:
-                self._queue(wanted, self._queued)
-            except BaseException as error:
-                queued, self._queued = self._queued, []
-                self._give_up(queued, waits=not isinstance(error, DeviceLostError))
-                raise
+            self._queue(wanted, self._queued)
         place = self._runner.slots.drafted_place
         return {
             r: [-1 - place(r.slot, len(r.token_ids) + number) for number in range(count)]
@@ -159,7 +129,7 @@ class DraftLayer(Drafter):
     def _queue(
         self,
         wanted: Mapping[Request, int],
-        launches: list[Launch],
+        launches: list[Queued],
         checked: Mapping[Request, int] | None = None,
     ) -> None:
         """Queue the rounds of a draft, as many for each request; those near their context's end get none."""
@@ -179,11 +149,6 @@ class DraftLayer(Drafter):
         end = start + 1 if num_checked is None else start + num_checked + 2
         page_ids = lease.page_ids, lease.window_page_ids
         return LlmTaskInput(request, request.token_ids[-1:], start, end, *page_ids)
-
-    def _give_up(self, launches: Sequence[Launch], *, waits: bool) -> None:
-        """Give up invocations of a draft that nobody needs any more, or that cannot be completed."""
-        for launch in launches:
-            self._runner.abandon(launch, waits=waits)
 
     def _fields(self, request: Request) -> array[int]:
         buckets = self._runner.buckets

@@ -5,6 +5,10 @@
                 A round is one invocation for all requests that get drafts.
                 The main model computes t, x and y, one row each (speculation.py).
 
+If the draft model's program can draw tokens, as those for GPUs can, all rounds are queued at once, and the
+main model's invocation after them: the device keeps drafted tokens in the main model's table (abi.py).
+Otherwise the host samples the tokens of each round before the next one.
+
 The draft model has its own page table, with a lease for each request that it drafts for, and shares prefixes
 as the main model does. In the first round of a step, it catches up on each request's tokens that it has not
 computed; initially, these are the prompt. The catch-up is limited to a number of tokens per step: a long
@@ -15,19 +19,23 @@ or its logits are not finite.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
-from shortfin_apps.llm.components.engine.drafter import Drafter, DraftOptions
+from shortfin_apps.llm.components.engine.drafter import Drafter, DraftOptions, Queued
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.launch import DrawLaunch
+from shortfin_apps.llm.components.invocation.slot_tables import SlotTables
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import Request, State
-from shortfin_apps.llm.components.sampling.candidates import Candidates
+from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
 from shortfin_apps.llm.components.sampling.sampler import drafted_token
-from shortfin_apps.llm.contract.abi import EntryFamily
+from shortfin_apps.llm.contract.abi import EntryFamily, Layout, SamplingField
 
 CATCH_UP_TOKENS = 256  # over all requests in one step
 
@@ -37,18 +45,20 @@ class _Sequence:
     """The draft model's state for one request.
 
     The draft model's KV cache holds the request's first `num_computed` tokens, followed by the drafted tokens
-    `ahead`.
+    `ahead`. `fields` are for draws on the device.
     """
 
     lease: Lease
     num_computed: int
+    fields: array[int]
     ahead: list[int] = field(default_factory=list)
 
 
 class DraftModel(Drafter):
     """Drafts tokens for an engine's requests. Owns the leases of `cache`.
 
-    `catch_up_tokens`: maximum tokens to catch up on in a step, over all requests.
+    `tables` are those of the main model. `catch_up_tokens`: maximum tokens to catch up on in a step, over all
+    requests.
     """
 
     NAME = "draft model"
@@ -58,11 +68,15 @@ class DraftModel(Drafter):
         runner: BatchRunner,
         cache: KVCache,
         options: DraftOptions,
+        tables: SlotTables,
         catch_up_tokens: int = CATCH_UP_TOKENS,
     ) -> None:
         super().__init__(runner, cache, options)
+        self._tables = tables
         self._catch_up_tokens = catch_up_tokens
         self._sequences: dict[Request, _Sequence] = {}
+        can_draw = runner.buckets.can_run_ahead and runner.buckets.draws_rows
+        self._draws = can_draw and options.vocab_size is None  # only the host can leave out tokens
 
     def forget_ended(self) -> None:
         """Release the pages of requests that no longer run."""
@@ -74,43 +88,106 @@ class DraftModel(Drafter):
         self._cache.flush()
 
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        """Draft round by round; the host samples the tokens of each round before the next one."""
-        drafted = self._first_round(wanted)
-        for number in range(1, max(wanted.values(), default=0)):
-            going = [r for r, tokens in drafted.items() if len(tokens) == number < wanted[r]]
-            if not going:
-                break
-            tasks = [self._task(r, drafted[r][-1:], len(r.token_ids) + number - 1) for r in going]
-            for request, row in zip(going, self._run(tasks), strict=True):
-                if self._is_finite(request, row):
-                    drafted[request] += self._next(request, row, number)
-        self._failures = 0
-        for request, tokens in drafted.items():
-            if (sequence := self._sequences.get(request)) is not None:
-                sequence.ahead = tokens[:-1]
-        return drafted
-
-    def _first_round(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        """Catch up on uncomputed tokens, then draft one token for each request that is caught up."""
+        """Draft round by round; the first one catches up on uncomputed tokens."""
+        compute = self._queue if self._draws else self._sample
         tasks, left = [], self._catch_up_tokens
         for request, count in wanted.items():
             if left and (sequence := self._ready(request, count)) is not None:
                 end = min(len(request.token_ids), sequence.num_computed + left)
                 left -= end - sequence.num_computed
                 tasks += self._tasks(request, sequence.num_computed, end)
-        drafted: dict[Request, list[int]] = {}
-        for task, row in zip(tasks, self._run(tasks), strict=True):
-            if self._is_finite(task.request, row) and self._advance(task):
-                drafted[task.request] = self._next(task.request, row, 0)
+        drafted: dict[Request, list[int]] = defaultdict(list)
+        number = 0
+        while tasks:
+            for request, token_id in compute(tasks).items():
+                drafted[request].append(token_id)
+            number += 1
+            going = [r for r, tokens in drafted.items() if len(tokens) == number < wanted[r]]
+            tasks = [self._task(r, drafted[r][-1:], len(r.token_ids) + number - 1) for r in going]
+        if not self._draws:
+            self._keep_ahead(drafted)
+        elif not drafted:  # no batch has proposed tokens, so none would wait for the invocation
+            self._drawn(self._queued)
+            self._queued.clear()
         return drafted
 
-    def _next(self, request: Request, row: Candidates, num_ahead: int) -> list[int]:
-        """Return a list of the token that `row` yields; empty if the main model's vocabulary lacks the token.
+    def _queue(self, tasks: Sequence[LlmTaskInput]) -> dict[Request, int]:
+        """Queue an invocation of the tasks; return the next token of each request that is caught up."""
+        slots = self._runner.slots
+        slots.use_tokens_of(self._tables)
+        places = [
+            slots.drafted_place(task.request.slot, task.seq_len) if _is_caught_up(task) else -1
+            for task in tasks
+        ]
+        launch = self._runner.launch(Batch(EntryFamily.EXTEND, tuple(tasks)), self._fields, places)
+        self._queued.append(launch)
+        if launch.shape.layout is not Layout.LOOP:
+            rows = range(len(tasks))
+            self._queued.extend(self._runner.launch_draws(launch, rows, self._fields, slots=places))
+        pairs = zip(tasks, places, strict=True)
+        return {task.request: -1 - place for task, place in pairs if place >= 0}
 
-        `num_ahead` is the number of tokens drafted before.
+    def _drawn(self, queued: Sequence[Queued]) -> Mapping[Request, Sequence[int]]:
+        drafted: dict[Request, list[int]] = defaultdict(list)
+        for task, token_id in self._computed(queued):
+            if self._note(task, is_finite=token_id >= 0):
+                drafted[task.request].append(token_id)
+        self._keep_ahead(drafted)
+        return drafted
+
+    def _computed(self, queued: Sequence[Queued]) -> Iterator[tuple[LlmTaskInput, int]]:
+        """Wait for invocations; yield each task with the token that the device drew, -1 for none."""
+        tasks: Sequence[LlmTaskInput] = ()
+        for each in queued:
+            if isinstance(each, DrawLaunch):
+                yield from zip([tasks[row] for row in each.rows], self._runner.drawn(each), strict=True)
+            else:
+                tasks = each.batch.tasks
+                yield from zip(tasks, self._runner.wait(each) or (), strict=False)
+
+    def _fields(self, request: Request) -> array[int]:
+        return self._sequences[request].fields
+
+    def _sample(self, tasks: Sequence[LlmTaskInput]) -> dict[Request, int]:
+        """Run an invocation of the tasks; sample the next token of each request that is caught up.
+
+        Tokens that the main model's vocabulary lacks are left out.
         """
-        token_id, vocab_size = drafted_token(row, request, num_ahead), self._options.vocab_size
-        return [token_id] if vocab_size is None or token_id < vocab_size else []
+        decodes = self._runner.buckets.holds_decodes(len(tasks)) and all(len(t.token_ids) == 1 for t in tasks)
+        family = EntryFamily.DECODE if decodes else EntryFamily.EXTEND
+        result = self._runner.run(Batch(family, tuple(tasks)))
+        with_logits, vocab_size = not self._runner.num_candidates, self._options.vocab_size
+        sampled: dict[Request, int] = {}
+        for index, task in enumerate(tasks):
+            row = result.row(index, with_logits=with_logits)
+            if self._note(task, is_finite=row.is_finite):
+                token_id = drafted_token(row, task.request, task.seq_len - len(task.request.token_ids))
+                if vocab_size is None or token_id < vocab_size:
+                    sampled[task.request] = token_id
+        return sampled
+
+    def _note(self, task: LlmTaskInput, *, is_finite: bool) -> bool:
+        """Note that a task is computed, and publish full pages; return whether its row drafts a token.
+
+        If the row is not finite, the request is forgotten, and its later rows draft nothing.
+        """
+        request = task.request
+        if (sequence := self._sequences.get(request)) is None:
+            return False
+        if not is_finite:
+            self._cache.retract(sequence.lease)
+            self._forget(request, is_suspect=True)
+            return False
+        if task.seq_len <= len(request.token_ids):
+            sequence.num_computed = task.seq_len
+            self._cache.publish(sequence.lease, request.token_ids, task.seq_len)
+        return _is_caught_up(task)
+
+    def _keep_ahead(self, drafted: Mapping[Request, Sequence[int]]) -> None:
+        """Remember the drafted tokens that the cache holds: all but the last."""
+        for request, tokens in drafted.items():
+            if (sequence := self._sequences.get(request)) is not None:
+                sequence.ahead = list(tokens[:-1])
 
     def _tasks(self, request: Request, start: int, end: int) -> list[LlmTaskInput]:
         """Create tasks for tokens `start` to `end`: single tokens up to a page boundary, then a chunk."""
@@ -122,7 +199,7 @@ class DraftModel(Drafter):
         """Return the request's sequence with pages for `count` drafted tokens; None if pages are too few."""
         if (sequence := self._sequences.get(request)) is None:
             lease = self._cache.acquire(request.token_ids, request.call.cache_salt)
-            sequence = _Sequence(lease, lease.num_cached_tokens)
+            sequence = _Sequence(lease, lease.num_cached_tokens, self._new_fields(request))
             self._sequences[request] = sequence
         known = request.token_ids[sequence.num_computed :]
         sequence.num_computed += min(_common(sequence.ahead, known), len(known) - 1)
@@ -134,34 +211,16 @@ class DraftModel(Drafter):
         self._forget(request)
         return None
 
-    def _advance(self, task: LlmTaskInput) -> bool:
-        """Mark the task's tokens as computed and publish pages; return whether the request is caught up."""
-        sequence = self._sequences[task.request]
-        sequence.num_computed = task.seq_len
-        self._cache.publish(sequence.lease, task.request.token_ids, task.seq_len)
-        return task.seq_len == len(task.request.token_ids)
-
-    def _is_finite(self, request: Request, row: Candidates) -> bool:
-        """Return whether this and earlier rows of the request are finite; if not, forget the request."""
-        if row.is_finite or request not in self._sequences:
-            return request in self._sequences
-        self._cache.retract(self._sequences[request].lease)
-        self._forget(request, is_suspect=True)
-        return False
+    def _new_fields(self, request: Request) -> array[int]:
+        num_candidates = self._runner.num_candidates
+        fields = sampling_fields(request, num_candidates, draws_rows=self._draws)
+        fields[SamplingField.TOP_K] = min(fields[SamplingField.TOP_K], num_candidates)
+        return fields
 
     def _task(self, request: Request, token_ids: Sequence[int], start: int) -> LlmTaskInput:
         lease = self._sequences[request].lease
         end = start + len(token_ids)
         return LlmTaskInput(request, token_ids, start, end, lease.page_ids, lease.window_page_ids)
-
-    def _run(self, tasks: Sequence[LlmTaskInput]) -> list[Candidates]:
-        if not tasks:
-            return []
-        decodes = self._runner.buckets.holds_decodes(len(tasks)) and all(len(t.token_ids) == 1 for t in tasks)
-        family = EntryFamily.DECODE if decodes else EntryFamily.EXTEND
-        result = self._runner.run(Batch(family, tuple(tasks)))
-        with_logits = not self._runner.num_candidates
-        return [result.row(index, with_logits=with_logits) for index in range(len(tasks))]
 
     def _forget(self, request: Request, *, is_suspect: bool = False) -> None:
         lease = self._sequences.pop(request).lease
@@ -170,8 +229,14 @@ class DraftModel(Drafter):
 
     def _fail(self) -> None:
         """Forget every request, because the failed invocation may have written anything to their pages."""
+        self._runner.forget_state()
         for request in list(self._sequences):
             self._forget(request, is_suspect=True)
+
+
+def _is_caught_up(task: LlmTaskInput) -> bool:
+    """Return whether the task computes the request's last token, or a drafted one after it."""
+    return task.seq_len >= len(task.request.token_ids)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -14,10 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile, zip_longest
 from typing import ClassVar
 
 from shortfin_apps.llm.components.batching.batch import LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.launch import DrawLaunch, Launch
 from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.components.speculation.acceptance import Rate
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3  # consecutive
 PRIOR = 0.8  # acceptance rate before any observation
+
+Queued = Launch | DrawLaunch
 
 
 class DraftError(Exception):
@@ -51,7 +55,8 @@ class DraftOptions:
 class Drafter(ABC):
     """Drafts tokens for an engine's requests, on the engine's thread, with invocations of `runner`.
 
-    `cache` leases the pages that these write.
+    `cache` leases the pages that these write. Invocations may be queued, so that the device reads the tokens
+    that they draw before the host does.
     """
 
     NAME: ClassVar[str]  # for log lines
@@ -63,6 +68,7 @@ class Drafter(ABC):
         self._rates: dict[Request, Rate] = {}
         self._rate = Rate(PRIOR)  # over all requests; initial rate of new ones
         self._failures = 0  # consecutive
+        self._queued: list[Queued] = []  # of the last draft, until the host knows its tokens
         self.device_s = 0.0  # total seconds spent in the drafter's invocations
 
     @property
@@ -98,16 +104,42 @@ class Drafter(ABC):
         try:
             with self._counting_time():
                 self._runner.clear_suspects(self._cache)
-                return self._rounds(wanted)
+                drafted = self._rounds(wanted)
         except Exception as error:  # the runtimes have no common exception
+            queued, self._queued = self._queued, []
+            self._give_up(queued, waits=not isinstance(error, DeviceLostError))
             self._count_failure(error)
             return {}
+        if not self._queued:
+            self._failures = 0
+        return drafted
 
-    def learn(self, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> None:  # noqa: B027
+    def learn(self, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> None:
         """Put the drafted tokens into their tasks, if `draft` has not waited for them.
 
-        Raises DraftError if an invocation of the draft failed, DeviceLostError if the device is lost.
+        Tokens after a row that is not finite are given up. Raises DraftError if an invocation of the draft
+        failed, DeviceLostError if the device is lost.
         """
+        queued, self._queued = self._queued, []
+        drafted = self._waited_for(queued) if queued else {}
+        for request, tasks in proposed.items():
+            finite = list(takewhile(lambda token_id: token_id >= 0, drafted.get(request, ())))
+            for task, token_id in zip_longest(tasks, finite[: len(tasks)]):
+                if task.is_unknown:  # a step that is abandoned may learn a second time
+                    task.learn(token_id)
+
+    def _waited_for(self, queued: Sequence[Queued]) -> Mapping[Request, Sequence[int]]:
+        try:
+            with self._counting_time():
+                drafted = self._drawn(queued)
+        except Exception as error:
+            self._give_up(queued, waits=not isinstance(error, DeviceLostError))
+            self._count_failure(error)
+            if isinstance(error, DeviceLostError):
+                raise
+            raise DraftError(f"an invocation of the {self.NAME} failed") from error
+        self._failures = 0
+        return drafted
 
     def draft_ahead(self, wanted: Mapping[Request, int], checked: Mapping[Request, int]) -> None:  # noqa: B027
         """Draft for the step after the batch in flight, before its tokens are known, if the drafter can.
@@ -155,9 +187,21 @@ class Drafter(ABC):
         left = "it is not used any more" if self.has_given_up else "requests go on without drafts"
         logger.error("an invocation of the %s failed, %s: %s", self.NAME, left, error, exc_info=error)
 
+    def _give_up(self, queued: Sequence[Queued], *, waits: bool) -> None:
+        """Give up invocations of a draft that nobody needs any more, or that cannot be completed."""
+        for launch in queued:
+            self._runner.abandon(launch, waits=waits)
+
     @abstractmethod
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
-        """Draft tokens, round by round; raises what a failed invocation raises."""
+        """Draft tokens, round by round, or add invocations that will to `_queued`.
+
+        Raises what a failed invocation raises.
+        """
+
+    @abstractmethod
+    def _drawn(self, queued: Sequence[Queued]) -> Mapping[Request, Sequence[int]]:
+        """Wait for these invocations, and return each request's tokens; -1 for a row that is not finite."""
 
     @abstractmethod
     def _fail(self) -> None:

@@ -127,14 +127,16 @@ class BatchRunner:
         """Invoke the nearest entry and wait for the results. Raises InvocationError."""
         return self.result(self.launch(batch))
 
-    def launch(self, batch: Batch, fields: Fields | None = None) -> Launch:
+    def launch(
+        self, batch: Batch, fields: Fields | None = None, slots: Sequence[int] | None = None
+    ) -> Launch:
         """Queue the nearest entry for the batch.
 
         With `fields`, decodes run on a decode loop, which also draws a token for each task with these
-        sampling fields, and stores it in the request's slot of the token table.
+        sampling fields, and stores it in its slot of the token table (None: the request's slot).
         """
         begin = self.clock()
-        shape, arguments = self._loop.following(batch) or self._call(batch, fields)
+        shape, arguments = self._loop.following(batch) or self._call(batch, fields, slots)
         record = self._record(shape, batch)
         pending = self._submit(shape.entry, arguments, record)
         self.device_s += self.clock() - begin
@@ -166,12 +168,12 @@ class BatchRunner:
             yield Launch(Batch(EntryFamily.DRAFT, tuple(tasks)), shape, pending)
             begin = self.clock()
 
-    def _call(self, batch: Batch, fields: Fields | None) -> Call:
+    def _call(self, batch: Batch, fields: Fields | None, slots: Sequence[int] | None) -> Call:
         """Return the nearest shape and the arguments of its entry, on the device."""
         shape = self.buckets.nearest(batch, draws=fields is not None)
         if fields is None or shape.layout is not Layout.LOOP:
             return shape, self._on_device(shape, batch.tasks)
-        state = self._loop.on_device(batch.tasks, shape.rows, fields)
+        state = self._loop.on_device(batch.tasks, shape.rows, fields, slots)
         call = shape, self._on_device(shape, batch.tasks, state)
         self._loop.keep(batch, call)
         return call

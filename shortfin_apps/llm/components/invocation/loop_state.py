@@ -57,14 +57,24 @@ class LoopState:
         shape, (_, *others) = self._call
         return shape, [self._tokens(batch.tasks, shape.rows), *others]
 
-    def on_device(self, tasks: Sequence[LlmTaskInput], rows: int, fields: Fields) -> dict[str, DeviceBuffer]:
-        """Return the arguments for one token of each task, by name, padded to `rows`."""
+    def on_device(
+        self,
+        tasks: Sequence[LlmTaskInput],
+        rows: int,
+        fields: Fields,
+        slots: Sequence[int] | None = None,
+    ) -> dict[str, DeviceBuffer]:
+        """Return the arguments for one token of each task, by name, padded to `rows`.
+
+        The drawn tokens are stored in `slots`, one for each task (None: the requests' slots).
+        """
+        slots = slots or [task.request.slot for task in tasks]
         self.index += 1
-        if self._rows != _rows_of(tasks, rows, self.index):
-            self.index, self._rows, self._from_table = 0, _rows_of(tasks, rows), None
+        if self._rows != _rows_of(tasks, rows, slots, self.index):
+            self.index, self._rows, self._from_table = 0, _rows_of(tasks, rows, slots), None
             self.sampling = [fields(task.request) for task in tasks]
             self._on_device = {
-                "slots": self._upload(padded([task.request.slot for task in tasks], rows, -1)),
+                "slots": self._upload(padded(slots, rows, -1)),
                 "positions": self._upload(padded([task.start_position for task in tasks], rows, -1)),
                 "sampling": self._upload(padded_sampling(self.sampling, rows)),
             }
@@ -99,9 +109,12 @@ class LoopState:
         return self._from_table
 
 
-def _rows_of(tasks: Sequence[LlmTaskInput], rows: int, num_launches: int = 0) -> tuple[object, ...]:
+def _rows_of(
+    tasks: Sequence[LlmTaskInput], rows: int, slots: Sequence[int], num_launches: int = 0
+) -> tuple[object, ...]:
     """Return what tells rows apart: their requests, slots and positions before `num_launches`."""
-    return rows, [(task.request, task.request.slot, task.start_position - num_launches) for task in tasks]
+    positions = [task.start_position - num_launches for task in tasks]
+    return rows, [task.request for task in tasks], list(slots), positions
 
 
 def padded(values: Sequence[int] | Array, rows: int, padding: int) -> Array:

@@ -1,10 +1,9 @@
 """The device's tables by slot (abi.py).
 
-They have the last token of each running request, counts of its tokens and, for a draft layer, its drafted
-and chosen tokens and its last hidden states (hidden_rows.py). The device updates the first two when it draws
-a token. The host only remembers which tokens are counted. It passes all counts of a row to a draw if the
-table has others: at the first draw of a request, after tokens that the device did not draw, and after a
-failure.
+They have the last token of each running request, its drafted and chosen tokens, counts of its tokens and, for
+a draft layer, its last hidden states (hidden_rows.py). The device updates tokens and counts when it draws.
+The host only remembers which tokens are counted. It passes all counts of a row to a draw if the table has
+others: at the first draw of a request, after tokens that the device did not draw, and after a failure.
 """
 
 from __future__ import annotations
@@ -61,13 +60,17 @@ class SlotTables:
             for name, kind in _table_types(self._entries, num_slots).items()
         }
 
+    def use_tokens_of(self, other: SlotTables) -> None:
+        """Have the tokens in the table of another program, whose requests have the same slots."""
+        self.buffers["last_tokens"], self._num_slots = other.buffers["last_tokens"], other._num_slots
+
     @property
     def vocab_size(self) -> int:
         """Number of counts per slot; callers must check that there are any."""
         return self.buffers["counts"].shape[-1]
 
     def drafted_place(self, slot: int, position: int) -> int:
-        """Return the place in `last_tokens` of a drafted token; the program must have a draft layer."""
+        """Return the place in `last_tokens` of a drafted token."""
         return drafted_place(self._num_slots, slot, position)
 
     def chosen_places(self, tasks: Sequence[LlmTaskInput]) -> list[int]:
@@ -110,8 +113,8 @@ def counts_before(task: LlmTaskInput) -> TokenCounts:
 
 
 def _table_types(entries: Entries, num_slots: int) -> dict[str, TensorType]:
-    """Return the types of the tables, by argument name; the last two if an entry takes them."""
-    types = {"last_tokens": TensorType((num_slots,), np.dtype(np.int64))}
+    """Return the types of the tables, by argument name; those after the first if an entry takes them."""
+    types = {"last_tokens": TensorType((num_places(num_slots),), np.dtype(np.int64))}
     for name, signature in entries.items():
         entry = Entry.parse(name)
         if entry is None or signature.arguments is None:
@@ -123,7 +126,6 @@ def _table_types(entries: Entries, num_slots: int) -> dict[str, TensorType]:
         elif entry.layout() is Layout.DRAFT:
             hidden = next(each for each in signature.arguments if each.dtype == np.float32)  # before slabs
             types["hidden_states"] = TensorType((hidden_row(num_slots, 0), hidden.shape[-1]), hidden.dtype)
-            types["last_tokens"] = TensorType((num_places(num_slots),), np.dtype(np.int64))
     return types
 
 
