@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -230,9 +231,26 @@ class FakeProgram:
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     in_flight: deque[FakePending] = field(default_factory=deque)
     left: Sequence[FakeBuffer] = ()  # results of the last batch
+    made: tuple[object, Mapping[str, EntrySignature]] = None, MappingProxyType({})  # of what, and the entries
 
     @property
     def entries(self) -> Mapping[str, EntrySignature]:
+        """Made again only if what they are made of has changed: each call of an entry needs them."""
+        made_of = (
+            *(self.config, self.static_lengths, self.logits_result, self.extend_rank, self.extend_lengths),
+            *(
+                self.loop_sizes,
+                self.sample_sizes,
+                self.adjusted_sample_sizes,
+                self.logprob_sizes,
+                self.drafts,
+            ),
+        )
+        if self.made[0] != made_of:
+            self.made = made_of, self._new_entries()
+        return self.made[1]
+
+    def _new_entries(self) -> Mapping[str, EntrySignature]:
         entries = [Entry(EntryFamily.DECODE, n, 1) for n in self.config.decode_batch_sizes]
         for n in self.config.prefill_batch_sizes:
             entries += [Entry(EntryFamily.PREFILL, n, s) for s in (None, *self.static_lengths)]
