@@ -88,13 +88,12 @@ class DraftLayer(Drafter):
         else:
             self._ahead = ahead
 
-    def note_committed(self) -> None:
-        if self._ahead is not None and self._ahead.lengths is None:
-            self._ahead.lengths = {request: len(request.token_ids) for request in self._ahead.drafts}
-
     def settle(self) -> None:
-        ahead = self._ahead
-        if ahead is not None and (self._cache.has_suspects or not any(map(ahead.num_for, ahead.drafts))):
+        if (ahead := self._ahead) is None:
+            return
+        if ahead.lengths is None:
+            ahead.lengths = {request: len(request.token_ids) for request in ahead.drafts}
+        if self._cache.has_suspects or not any(map(ahead.num_for, ahead.drafts)):
             self.abandon()
 
     def abandon(self, *, waits: bool = True) -> None:

@@ -148,11 +148,11 @@ class Drafter(ABC):
         Callers must have reserved pages of the main model for these, one token more, and the wanted ones.
         """
 
-    def note_committed(self) -> None:  # noqa: B027
-        """Note that the batch of which `draft_ahead` was told is committed."""
-
     def settle(self) -> None:  # noqa: B027
-        """Wait for drafts made ahead, and drop them, if they have become useless or pages must be zeroed."""
+        """Wait for drafts made ahead, and drop them, if they have become useless or pages must be zeroed.
+
+        Callers must have committed the batch of which `draft_ahead` was told.
+        """
 
     def abandon(self, *, waits: bool = True) -> None:  # noqa: B027
         """Drop drafts made ahead; with `waits`, wait for their invocations."""

@@ -198,7 +198,6 @@ class Speculation:
         if seconds is not None:
             self._observe(batch, seconds, total)
         if self._drafter is not None:
-            self._drafter.note_committed()
             self._drafter.settle()
             self._drafter.forget_ended()
             self.counts.draft_model_s = self._drafter.device_s
