@@ -327,7 +327,7 @@ def test_more_proposals_than_hidden_states_are_kept_for_are_refused(artifact: Ar
     settings = EngineSettings(runtime="iree", speculative="ngram", speculative_tokens=HIDDEN_PER_SLOT)
     with (
         pytest.raises(
-            ArtifactError, match="`--speculative-tokens` is at most 15 .* for a model with a draft layer"
+            ArtifactError, match=r"`--speculative-tokens` is at most 15 .* for a model with a draft layer"
         ),
         open_engine(artifact, settings),
     ):
