@@ -151,7 +151,7 @@ def _store_columns(
     COLUMNS: gl.constexpr = sums.shape[1]
     column = first + gl.arange(0, COLUMNS, gl.SliceLayout(0, sums.type.layout))
     at = row[:, None].to(gl.int64) * OUT + column[None, :]
-    inside = (row < tokens)[:, None] & (column < OUT)[None, :]
+    inside = (row < tokens)[:, None]
     if residual is not None:
         sums += gl.load(residual + at, mask=inside, other=0.0)
     gl.store(y + at, sums, mask=inside)
