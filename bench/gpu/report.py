@@ -125,7 +125,7 @@ def _decode_entry(records: Sequence[Record], steps: Record) -> Record | None:
 
 
 def _mixed(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
-    """Yield rows with the tokens per second also relative to those of plain requests at the same depth."""
+    """Yield rows with the tokens per second also relative to plain requests at the same depth."""
     yield (
         *("model", "requests", "mode", "depth", "sampling", "step ms p50 / p99", "of them on the host"),
         *("steps ahead", "discarded tokens", "requests/s", "tokens/s", "of plain", "device busy"),

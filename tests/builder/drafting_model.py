@@ -164,7 +164,8 @@ def check_drafts(model: CompiledModel, tolerance: float) -> None:
     extend(model, 16, 21, [row(15), -1, -1, -1, -1])
     check(model, tolerance, 21)
     check(model, tolerance, 19)  # as if two tokens had been rejected
-    for checked in ((2, 3), (2, 2), (0, 1), (0, 0), (1, HIDDEN_PER_SLOT - 1)):
+    most = HIDDEN_PER_SLOT - 1
+    for checked in ((2, 3), (2, 2), (0, 1), (0, 0), (1, most), (most, most)):
         check(model, tolerance, 19, checked=checked)
 
 

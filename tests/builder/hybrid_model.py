@@ -93,7 +93,7 @@ def check_rows_are_independent(model: CompiledModel) -> None:
 
 
 def check_blocks_without_pages(model: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row reads its first page and writes its last, and in between those that it has."""
+    """A row reads its first page and writes its last, and in between the pages that it has."""
     expected = in_chunks(model, [6, 29])
     in_chunks(model, [6])
     before = model.device.download(model.window_cache[0])

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -21,43 +21,18 @@ from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder import builder
 from shortfin_apps.llm.builder.builder import build
-from shortfin_apps.llm.builder.program.compiler import CompileResult
 from shortfin_apps.llm.builder.progress import PlainProgress, QuietProgress
 from shortfin_apps.llm.builder.self_test.make import make_self_test
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 from shortfin_apps.llm.contract.self_test_file import SelfTestFile
-from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
+from shortfin_apps.llm.model.spec import BuildOptions, WeightType
+from tests.builder.fake_compiler import FakeCompiler
 from tests.builder.gguf_data import write_random_gguf
 from tests.builder.model_files import write_gguf, write_hf
 
 OPTIONS = BuildOptions()
-
-
-@dataclass
-class FakeCompiler:
-    """Counts its calls; `fail` is raised by the next one, after it has written half a program."""
-
-    calls: int = 0
-    fail: BaseException | None = None
-
-    def compile_model(
-        self,
-        spec: ModelSpec,
-        options: BuildOptions,
-        out: Path,
-        kernel_cache: Path,
-        on_progress: Callable[[str], None] | None = None,
-    ) -> CompileResult:
-        self.calls += 1
-        out.write_bytes(b"program")
-        if self.fail is not None:
-            error, self.fail = self.fail, None
-            raise error
-        return CompileResult(
-            "3.9", ("--flag",), resolve_target(options.device), ("decode_bs1",), ("Norm: linalg",)
-        )
 
 
 @pytest.fixture
@@ -89,7 +64,7 @@ def test_the_same_thing_again_is_up_to_date(compiler: FakeCompiler, tmp_path: Pa
     before = (tmp_path / "a" / file_names.MANIFEST).stat().st_ino
     assert build_tiny(tmp_path / "a") == first
     assert (tmp_path / "a" / file_names.MANIFEST).stat().st_ino == before
-    assert compiler.calls == 1
+    assert len(compiler.devices) == 1
 
 
 def test_a_second_folder_comes_from_the_cache(
@@ -98,7 +73,7 @@ def test_a_second_folder_comes_from_the_cache(
     first = build_tiny(tmp_path / "a")
     monkeypatch.setattr(builder, "write_weights", None)  # calling it would fail
     second = build_tiny(tmp_path / "b")
-    assert compiler.calls == 1
+    assert len(compiler.devices) == 1
     assert second.manifest == first.manifest
     assert second.vmfb.read_bytes() == first.vmfb.read_bytes()
 
@@ -106,13 +81,13 @@ def test_a_second_folder_comes_from_the_cache(
 def test_weights_and_program_are_cached_apart(compiler: FakeCompiler, tmp_path: Path) -> None:
     first = build_tiny(tmp_path / "a")
     other_buckets = build_tiny(tmp_path / "b", replace(OPTIONS, decode_batch_sizes=(1,)))
-    assert compiler.calls == 2
+    assert len(compiler.devices) == 2
     assert other_buckets.parameters[0].read_bytes() == first.parameters[0].read_bytes()
     other_pages = build_tiny(tmp_path / "c", replace(OPTIONS, device_block_count=99))
-    assert compiler.calls == 2
+    assert len(compiler.devices) == 2
     assert other_pages.config.paged_kv_cache.device_block_count == 99
     same_shape = build(str(write_hf(tmp_path / "hf")), tmp_path / "d", OPTIONS, QuietProgress())
-    assert compiler.calls == 2
+    assert len(compiler.devices) == 2
     assert same_shape.manifest is not None
     assert first.manifest is not None
     assert same_shape.manifest.source != first.manifest.source
@@ -148,7 +123,7 @@ def test_a_build_repairs_a_flipped_byte(compiler: FakeCompiler, tmp_path: Path, 
     flip_last_byte(path)
     build_tiny(tmp_path / "a")
     assert path.read_bytes() == whole
-    assert compiler.calls == 1
+    assert len(compiler.devices) == 1
 
 
 @pytest.mark.parametrize("name", [file_names.VMFB, file_names.PARAMETERS])
@@ -160,7 +135,7 @@ def test_writing_to_an_artefact_leaves_the_cache_and_other_artefacts_alone(
     flip_last_byte(first)
     assert second.read_bytes() == whole
     assert build_tiny(tmp_path / "c").vmfb.with_name(name).read_bytes() == whole
-    assert compiler.calls == 1
+    assert len(compiler.devices) == 1
 
 
 @pytest.mark.parametrize("name", [file_names.VMFB, file_names.PARAMETERS])
@@ -181,7 +156,7 @@ def test_a_damaged_cache_is_rebuilt(
 def test_no_cache_keeps_no_copy(compiler: FakeCompiler, tmp_path: Path) -> None:
     for name in ("a", "b"):
         build_tiny(tmp_path / name, use_cache=False)
-    assert compiler.calls == 2
+    assert len(compiler.devices) == 2
     assert not (tmp_path / "cache" / "build").exists()
     assert names(tmp_path) == {"a", "b"}
 
@@ -287,7 +262,7 @@ def test_builds_for_a_cpu_that_this_host_is_not(compiler: FakeCompiler, tmp_path
     options = replace(OPTIONS, device="cpu:diamondrapids")
     first = build_tiny(tmp_path / "a", options)
     assert build_tiny(tmp_path / "a", options) == first
-    assert compiler.calls == 1
+    assert len(compiler.devices) == 1
     with pytest.raises(ArtifactError, match=r"compiled for a CPU \(diamondrapids\)"):
         Artifact.open(tmp_path / "a")
 
@@ -299,8 +274,8 @@ def test_a_build_that_stops_leaves_things_as_they_were(
     build_tiny(tmp_path / "old")
     before = (tmp_path / "old" / file_names.MANIFEST).read_bytes()
     other = replace(OPTIONS, top_k=5)
+    compiler.fail_for, compiler.fail = OPTIONS.device, error
     for name in ("old", "new"):
-        compiler.fail = error
         with pytest.raises((KeyboardInterrupt, BuildError)):
             build_tiny(tmp_path / name, other)
     assert names(tmp_path) == {"old"}
@@ -309,7 +284,7 @@ def test_a_build_that_stops_leaves_things_as_they_were(
 
 
 def test_a_full_disk_is_one_sentence(compiler: FakeCompiler, tmp_path: Path) -> None:
-    compiler.fail = OSError(errno.ENOSPC, "No space left on device")
+    compiler.fail_for, compiler.fail = OPTIONS.device, OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(BuildError, match=r"^no space left while .*/a, there or in the cache .*; free"):
         build_tiny(tmp_path / "a")
 
@@ -370,7 +345,7 @@ def test_without_a_self_test_an_artefact_opens_and_a_build_with_one_replaces_it(
     assert build("random:tiny", tmp_path / "a", OPTIONS, QuietProgress(), self_test=False) == without
     again = build_tiny(tmp_path / "a")
     assert again.self_test == tmp_path / "a" / file_names.SELF_TEST
-    assert compiler.calls == 1
+    assert len(compiler.devices) == 1
 
 
 def test_a_self_test_comes_from_the_cache_unless_weights_or_pages_are_others(

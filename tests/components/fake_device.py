@@ -11,7 +11,7 @@ what the first one has, or the row's tokens are others. If all layers have the w
 alone, and logits are those after the last tokens that it sees.
 
 With states, a page of the second page table has one number: a hash of all tokens up to the last computed one
-of its block. If a row's state is not that of the tokens in the first page table, its tokens are others.
+of its block. If a row's state is not the hash of the tokens in the first page table, its tokens are others.
 """
 
 from __future__ import annotations
@@ -729,7 +729,7 @@ class FakeDevice:
         only_dispatches: bool = False,
         on_host: bool = False,
     ) -> FakeBuffer:
-        """Memory of no defined contents, except that of pages, which are zeroed."""
+        """Memory of no defined contents; only pages are zeroed."""
         return FakeBuffer(np.zeros(shape, dtype) if dtype != I32 else np.full(shape, 77, dtype))
 
     def spare_bytes(self, stage: int = 0) -> int | None:

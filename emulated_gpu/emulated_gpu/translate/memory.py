@@ -15,7 +15,7 @@ from emulated_gpu.translate.operands import Machine, dwords_of, scalar, source, 
 from emulated_gpu.translate.program import NOTHING, Class, MemoryFlag, Operand, Record
 
 _CACHES = ("s_dcache_", "s_gl1_inv", "s_prefetch_", "s_atc_probe", "global_wb")
-# Which caches an instruction invalidates: 1 for those that compute units share, 2 for a compute unit's own.
+# Which caches an instruction invalidates: 1 for caches that compute units share, 2 for a compute unit's own.
 _INVALIDATED = {
     "buffer_inv": 3,
     "buffer_wbinvl1": 3,

@@ -76,8 +76,8 @@ a row without a finite best logit. The slots of one invocation, other than these
 
 `seq_lens` is the number of tokens of a row from position 0 on, including the tokens of this invocation. In a
 packed `extend`, the tokens of all tasks are concatenated: the tokens of task r start at `tokens[offsets[r]]`,
-and their number is `seq_lens[r] - start_positions[r]`. Offsets ascend from 0; tokens after those of the last
-task are padding. A task is a decode (one token at any position) or a prefill chunk (any number of tokens,
+and their number is `seq_lens[r] - start_positions[r]`. Offsets ascend from 0; tokens after the last task's
+are padding. A task is a decode (one token at any position) or a prefill chunk (any number of tokens,
 starting at the first slot of a page). A padding row has tokens 0, start position 0, sequence length 1 and the
 scratch page.
 

@@ -65,7 +65,7 @@ class PagedKVCacheConfig:
 
     If a model has a pool other than "whole", `pools` maps the pool of each slab, in order, to the number of
     transformer blocks in the pool. Such models have one stage. A pool other than "whole" has its own number
-    of pages, and keeps those that the last `window_tokens` tokens need. A page of pool "state" holds the
+    of pages, and keeps the pages that the last `window_tokens` tokens need. A page of pool "state" holds the
     state after the page's last token; `window_tokens` is then 2. `pool_heads` maps each pool to its number of
     K/V heads and their size, if the pools differ in these. With `values_in_keys`, a value is a part of its
     key, and takes no memory. Upstream has none of these four, which config.json has only if needed.

@@ -48,7 +48,8 @@ class PageSums:
 class TestPrompt:
     """A prompt and its expected results.
 
-    `drafts` are those of a draft layer at the positions where decodes start, without the hidden state before.
+    `drafts` are the logits of a draft layer at the positions where decodes start, without the hidden state
+    before.
     """
 
     token_ids: tuple[int, ...]

@@ -55,7 +55,7 @@ class HiddenDraft(ABC):
 
     @abstractmethod
     def head(self, layer: int, model_head: str) -> str:
-        """Return the name of the output projection's weight; `model_head` is that of the main layers."""
+        """Return the name of the output projection's weight; `model_head` is the main layers' name."""
 
     def read_operations(self, layer: int, depth: int, x: str) -> Iterator[Operation]:
         """List the operations on the residual stream `x` after the first `depth` main layers."""
@@ -184,8 +184,8 @@ class NormHidden(Operation):
 class HiddenBefore(Operation):
     """The hidden state of the token before each one: `out` [tokens, hidden] f32.
 
-    `x` [hidden rows, hidden] f32 is the table of hidden states. `hidden` [tokens, hidden] f32 has those of
-    this invocation; None: each row of the batch has one token, and none follows another. `source` [rows]
+    `x` [hidden rows, hidden] f32 is the table of hidden states. `hidden` [tokens, hidden] f32 has this
+    invocation's states; None: each row of the batch has one token, and none follows another. `source` [rows]
     i64 tells where the hidden state before a row's first token is (`hidden_from` in contract/abi.py).
     """
 

@@ -90,7 +90,7 @@ class MoE(Block):
     """Routed experts with a residual connection; each expert is a gated feed-forward.
 
     `count`: experts; `per_token`: experts per token; `features`: intermediate size of an expert.
-    A token uses the experts with the largest router logits; on ties, those of lower index. Their weights are
+    A token uses the experts with the largest router logits; on ties, lower indices first. Their weights are
     the softmax over all router logits, rescaled to a sum of 1 if `is_normalised`. `biases`: the router and
     all projections of experts have a bias. `scores` replaces the softmax: weights are its scores, and a token
     uses the experts that it prefers. `scale`: a factor of all weights. `shared`: intermediate size of an

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 ROWS, K, STEPS = 4, 8, 20
 PROMPTS = (30, 15, 1)  # one row is padding
 HOST = Sampler(frozenset(), num_candidates=K)
-SLOTS = (6, 0, 3, 6)  # of each row; the padding row's is that of another
+SLOTS = (6, 0, 3, 6)  # of each row; the padding row has another row's slot
 UNUSED = -99  # in the table where no row has its token
 
 Ints = npt.NDArray[np.int64]

@@ -127,7 +127,7 @@ def test_mixing_gives_more_tokens_where_rows_are_cheap_beside_the_weights() -> N
 def test_beside_a_long_prompt_decodes_wait_less_than_twice_the_budgets_time(
     cost: CostModel, budget: int, decodes_first: bool
 ) -> None:
-    """The budget's time is that of an invocation of as many tokens at the beginning of a prompt."""
+    """The budget's time is how long as many tokens take at the beginning of a prompt."""
     simulation = Simulation(cost, BatchSettings(batch_mode="extend-attention", token_budget=budget))
     if decodes_first:
         add_decodes(simulation)

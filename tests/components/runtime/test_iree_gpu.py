@@ -1,4 +1,4 @@
-"""The context of the thread that opened a device becomes that of every thread that uses it."""
+"""The context of the thread that opened a device becomes current in every thread that uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws by floats against those by integers, everywhere and where they are the most likely to differ."""
+"""Draws by floats against draws by integers, everywhere and where they are the most likely to differ."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ RowBody = Callable[[Emitter, Mapping[str, Tensor]], RowResults]
 def entries_of(options: BuildOptions, *, draws_rows: bool = False, has_draft: bool = False) -> list[Entry]:
     """List the entries for `options`.
 
-    `draws_rows` adds the entries that read existing rows of logits, `has_draft` those of a draft layer.
+    `draws_rows` adds the entries that read existing rows of logits, `has_draft` the entries `draft`.
     """
     sizes = options.prefill_batch_sizes
     return [
@@ -126,7 +126,7 @@ def write_decode_loop(
     """Return the MLIR of a decode loop (a decode that also draws tokens and advances positions), or a draft.
 
     `body` emits the operations up to the drawn token of each batch row and the updated positions and table.
-    The keyword arguments are those of `write_entry`.
+    The keyword arguments are as in `write_entry`.
     """
     e = Emitter()
     rows = entry.rows

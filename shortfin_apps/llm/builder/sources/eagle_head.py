@@ -46,7 +46,7 @@ MAX_COPY_ERROR = 0.2
 _PROJECTION, _ROWS_TO_TOKENS, _EMBEDDING = "fc.weight", "d2t", "embed_tokens.weight"
 _OF_LAYER, _OF_HEAD = "transformer_layer_config", "eagle_config"  # as speculators and others write them
 _LAYER = re.compile(r"(?:midlayer|layers\.0)\.(.+)")
-# Names of tensors -> ours, in addition to a Llama's; the input's norm is that of the embedding.
+# Names of tensors -> ours, in addition to a Llama's; the input's norm is the embedding's norm.
 _NAMES = {
     "hidden_norm.weight": HIDDEN_NORM,
     "input_layernorm.weight": EMBEDDING_NORM,
@@ -150,7 +150,7 @@ class EagleHeadSource(ModelSource):
         return None if name.startswith(self._prefix) else self._model.block_type(name)
 
     def _find_tensors(self) -> Iterator[tuple[str, Place]]:
-        """Yield our name of each tensor, and its place; of those that are not weights, the file's name."""
+        """Yield our name of each tensor, and its place; of tensors that are not weights, the file's name."""
         for path, file in self._files.items():
             for hf_name in file.keys():  # noqa: SIM118  (not a mapping)
                 name = hf_name.removeprefix("model.")

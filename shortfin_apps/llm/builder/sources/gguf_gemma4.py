@@ -63,7 +63,7 @@ def gemma4_fields(
 def gemma4_ropes(where: str, config: Config, factors: Array | None) -> tuple[Rope, Rope]:
     """Return the RoPE of layers without a window, and the RoPE of layers with a window.
 
-    `factors`: divisors of the frequencies of layers without a window, 1 for those that are kept.
+    `factors`: divisors of the frequencies of layers without a window, 1 for frequencies that are kept.
     """
     if factors is None:
         raise BuildError(f"{where}: tensor `rope_freqs.weight` is missing")

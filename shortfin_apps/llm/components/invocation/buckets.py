@@ -122,8 +122,6 @@ class Buckets:
         same bits. A decode loop also saves the draw, so it may compute a third more rows.
         """
         tasks = batch.tasks
-        if batch.family is EntryFamily.DRAFT:
-            return self.draft(len(tasks), widest(tasks))
         if batch.family is EntryFamily.PREFILL and (prefill := self._prefill_shape(tasks)) is not None:
             return prefill
         is_decode = batch.family is EntryFamily.DECODE

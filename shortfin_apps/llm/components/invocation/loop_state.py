@@ -85,7 +85,7 @@ class LoopState:
         return {**self._on_device, "tokens": self._tokens(tasks, rows)}
 
     def keep(self, batch: Batch, call: Call) -> None:
-        """Keep the call of a batch for those that follow it; `tokens` must be its first argument.
+        """Keep the call of a batch for the batches that follow it; `tokens` must be its first argument.
 
         Not for a model with a draft layer if a task is the first of its lease: the next one is not.
         """

@@ -171,7 +171,7 @@ class DrawArguments:
 
 
 class LastUpload:
-    """Arrays on the device, uploaded again only if they change: those of a steady decode do not."""
+    """Arrays on the device, uploaded again only if they change: a steady decode's do not."""
 
     def __init__(self, upload: Callable[[Array], DeviceBuffer]) -> None:
         self._upload = upload

@@ -30,7 +30,7 @@ from shortfin_apps.llm.contract.abi import (
 )
 
 Entries = Mapping[str, EntrySignature]
-SLOT_TABLES = ("last_tokens", "counts")  # argument names of those that draws update
+SLOT_TABLES = ("last_tokens", "counts")  # argument names of the tables that draws update
 
 
 def table_bytes(entries: Entries, num_slots: int) -> int:

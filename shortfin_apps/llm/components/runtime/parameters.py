@@ -81,7 +81,7 @@ def stream_parameters(paths: Sequence[Path]) -> Any:
 
 
 def _copy_entries(source: Any, target: Any, add_of_file: Callable[[Any], None]) -> None:
-    """Add the entries of one ParameterIndex to another; `add_of_file` adds those that are in a file."""
+    """Add the entries of one ParameterIndex to another; `add_of_file` adds the entries that are in a file."""
     for entry in (source[i] for i in range(len(source))):
         if entry.is_file:
             add_of_file(entry)

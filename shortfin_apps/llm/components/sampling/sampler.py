@@ -168,7 +168,7 @@ class Sampler:
         return request.matcher.forced(request.output)[:MAX_FORCED_TOKENS]
 
     def chooser(self, request: Request, num_ahead: int = 0) -> Chooser:
-        """Return what can choose the token after `num_ahead` more tokens; the token is that of `sample`."""
+        """Return what can choose the token after `num_ahead` more tokens; `sample` returns this token."""
         params = request.call.params
         if not self._num_candidates or (request.needs_terms and not self._can_compute_terms(params)):
             return Chooser.HOST

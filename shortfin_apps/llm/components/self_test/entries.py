@@ -197,7 +197,7 @@ class EntryRuns:
         yield self._of_rows(shape.entry, tasks, found)
 
     def _followers_of(self, decodes: Sequence[Row], room: int) -> list[LlmTaskInput]:
-        """Return the tasks of the tokens after those of the first decode; none if the program takes none."""
+        """Return the tasks of the tokens after the first decode's; none if the program takes none."""
         if not (decodes and self._runner.buckets.takes_followers):
             return []
         followers, [first] = [], decodes

@@ -75,7 +75,7 @@ def run_draft_layer(
     """Return the input of the head, the hidden states for the next round, and the new keys and values.
 
     `weights`: by names without `blk.N.`; `embedded` [tokens, hidden]: the tokens' embeddings. The other
-    arguments are those of `draft`, and of `forward`.
+    arguments are as in `draft` and `forward`.
     """
     assert spec.draft is not None, "callers check it"
     its = reference_layer(spec, len(spec.layers), weights, Carried(), past, has_quantised_cache)

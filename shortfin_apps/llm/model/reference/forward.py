@@ -39,7 +39,7 @@ def hidden_states(
     past: Sequence[F32] | None = None,
     has_quantised_cache: bool = False,
 ) -> F32:
-    """Compute the input of the head [tokens, hidden]; the arguments are those of `forward`."""
+    """Compute the input of the head [tokens, hidden]; the arguments are as in `forward`."""
     x, carried = begin(spec, weights, lambda table: weights[table][tokens])
     for layer in range(len(spec.layers)):
         before = None if past is None else past[layer]
@@ -98,7 +98,7 @@ def reference_layer(
     past: F32 | None,
     has_quantised_cache: bool,
 ) -> ReferenceLayer:
-    """Return the inputs of a layer's blocks; the arguments are those of `run_layer`."""
+    """Return the inputs of a layer's blocks; the arguments are as in `run_layer`."""
     return ReferenceLayer(
         number=layer,
         weights=weights,

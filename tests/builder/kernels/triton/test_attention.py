@@ -85,7 +85,7 @@ class Rows:
 
     @property
     def compared(self) -> int:
-        """Tokens whose results are known: all but those of padding rows."""
+        """Tokens whose results are known: all tokens but the padding rows'."""
         if self.chunk is not None:
             return self.tokens
         return sum(self.lengths) + min(self.padding_rows, default=self.padding)

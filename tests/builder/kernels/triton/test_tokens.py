@@ -42,7 +42,7 @@ class Tokens:
     starts: I64
     lengths: I64
     chunk: int | None  # tokens of every row, or None for packed ones
-    padding: int = 0  # tokens behind those of the last packed row
+    padding: int = 0  # tokens after the last packed row
 
     @property
     def offsets(self) -> I64:

@@ -61,7 +61,7 @@ CASES: list[tuple[str, WeightType, dict[str, BlockType | None]]] = [
 def make_weights(
     spec: ModelSpec, options: BuildOptions, target: Target, gate_gain: float = 1.0
 ) -> ConstantWeights:
-    """Random ones, those of gate and up times `gate_gain`."""
+    """Random weights; gate and up are multiplied by `gate_gain`."""
     rng = np.random.default_rng(0)
     shapes = weight_shapes(spec)
     values = {

@@ -46,11 +46,11 @@ def functions() -> dict[str, str]:
         ("extend", 6, ["prepare", "embed", "last_tokens"]),
     ],
 )
-def test_launches_beside_those_of_layers(
+def test_launches_in_addition_to_the_layers(
     entry: str, in_layer: int, others: list[str], functions: dict[str, str]
 ) -> None:
     launched = Counter(re.findall(r"flow\.dispatch @(\w+)::", functions[entry]))
-    # That which reads tokens from the table.
+    # One that reads tokens from the table.
     assert functions[entry].count("linalg.generic") == (entry == "extend")
     once = Counter(name.split("_without_")[0] for name, count in launched.items() if count < LAYERS)
     assert [name for name in others if not once[name]] == []

@@ -34,55 +34,124 @@ def linear(
 
     With `norm` [OUT], also writes `scaled` and `squares` for the next matmul.
     """
+    _multiply(
+        x, x_scales, in_squares, w, scales, tokens, IN, OUT, None, EPS, GROUP, ROWS, COLUMNS, STAGES,
+        _store_linear, (residual, norm, y, scaled, squares, OUT, GROUP),
+    )  # fmt: skip
+
+
+@gluon.jit
+def gated_linear(
+    x, x_scales, in_squares, w, scales, y, scratch, tokens,
+    IN: gl.constexpr, OUT: gl.constexpr, EPS: gl.constexpr, GROUP: gl.constexpr,
+    ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, ACTIVATION: gl.constexpr,
+):  # fmt: skip
+    """Compute y [tokens, OUT] = silu(gate) * up, from x [tokens, IN] and w [2 * OUT, IN], gate before up.
+
+    A tile has COLUMNS / 2 columns of gate, then COLUMNS / 2 of up.
+    """
+    _multiply(
+        x, x_scales, in_squares, w, scales, tokens, IN, 2 * OUT, OUT, EPS, GROUP, ROWS, COLUMNS, STAGES,
+        _store_gated, (y, OUT, ACTIVATION),
+    )  # fmt: skip
+
+
+@gluon.jit
+def project_qkv(
+    x, x_scales, in_squares, w, scales, rotary, slots, cache, q, scratch, tokens, layer,
+    IN: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
+    STRIDE: gl.constexpr, ROW: gl.constexpr, EPS: gl.constexpr, GROUP: gl.constexpr,
+    ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Project x [tokens, IN]; write the rotated q [tokens, HEADS * HEAD_DIM], and k and v to `cache`.
+
+    The operands are as in `project_qkv` in qkv.py, without a bias and norms of heads, and with a cache in
+    floats. A tile has one head or two.
+    """
+    OUT: gl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    _multiply(
+        x, x_scales, in_squares, w, scales, tokens, IN, OUT, None, EPS, GROUP, ROWS, COLUMNS, STAGES,
+        _store_heads, (rotary, slots, cache, q, layer, HEADS, KV_HEADS, HEAD_DIM, STRIDE, ROW),
+    )  # fmt: skip
+
+
+@gluon.jit
+def _multiply(
+    x, x_scales, in_squares, w, scales, tokens,
+    IN: gl.constexpr, W_ROWS: gl.constexpr, SECOND_HALF: gl.constexpr, EPS: gl.constexpr,
+    GROUP: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+    STORE: gl.constexpr, operands,
+):  # fmt: skip
+    """Multiply x [tokens, IN] by the transpose of w [W_ROWS, IN]; STORE writes the tiles.
+
+    SECOND_HALF: see `load_tiles`. STORE is called with the results of `product_of_half`, the index of the
+    tile of columns, the halves' first rows of w, `tokens` and the `operands`.
+    """
     x_map = tensor_map(x, tokens, IN, ROWS)
-    w_map = tensor_map(w, OUT, IN, COLUMNS)
+    w_map = tensor_map(w, W_ROWS, IN, COLUMNS if SECOND_HALF is None else COLUMNS // 2)
     ring = make_ring(x_map, w_map, COLUMNS, STAGES)
     gl.warp_specialize(
         [
-            (_multiply_linear, (
-                ring, 0, x_scales, in_squares, scales, residual, norm, y, scaled, squares, tokens,
-                IN, OUT, EPS, GROUP,
+            (_multiply_half, (
+                ring, 0, x_scales, in_squares, scales, tokens, IN, W_ROWS, SECOND_HALF, EPS, GROUP,
+                STORE, operands,
             )),
-            (_multiply_linear, (
-                ring, 1, x_scales, in_squares, scales, residual, norm, y, scaled, squares, tokens,
-                IN, OUT, EPS, GROUP,
+            (_multiply_half, (
+                ring, 1, x_scales, in_squares, scales, tokens, IN, W_ROWS, SECOND_HALF, EPS, GROUP,
+                STORE, operands,
             )),
-            (load_tiles, (ring, x_map, w_map, tokens, IN, OUT // COLUMNS, None)),
+            (load_tiles, (ring, x_map, w_map, tokens, IN, W_ROWS // COLUMNS, SECOND_HALF)),
         ],
         WARPS, REGISTERS,
     )  # fmt: skip
 
 
 @gluon.jit
-def _multiply_linear(
-    ring, part, x_scales, in_squares, scales, residual, norm, y, scaled, squares, tokens,
-    IN: gl.constexpr, OUT: gl.constexpr, EPS: gl.constexpr, GROUP: gl.constexpr,
+def _multiply_half(
+    ring, part, x_scales, in_squares, scales, tokens,
+    IN: gl.constexpr, W_ROWS: gl.constexpr, SECOND_HALF: gl.constexpr, EPS: gl.constexpr,
+    GROUP: gl.constexpr, STORE: gl.constexpr, operands,
 ):  # fmt: skip
     """Compute half `part` of the rows of every tile of the workgroup; run by four warps."""
     COLUMNS: gl.constexpr = ring.ws.shape[1]
+    HALF: gl.constexpr = COLUMNS // 2
     row_tiles = gl.cdiv(tokens, ring.xs.shape[1])
     step = 0
-    for tile in range(gl.program_id(0), row_tiles * (OUT // COLUMNS), gl.num_programs(0)):
-        row_tile, column_tile = tile_at(tile, row_tiles, OUT // COLUMNS)
-        first = column_tile * COLUMNS
-        second = first + COLUMNS // 2
+    for tile in range(gl.program_id(0), row_tiles * (W_ROWS // COLUMNS), gl.num_programs(0)):
+        row_tile, column_tile = tile_at(tile, row_tiles, W_ROWS // COLUMNS)
+        if SECOND_HALF is None:
+            low_first = column_tile * COLUMNS
+            high_first = low_first + HALF
+        else:
+            low_first = column_tile * HALF
+            high_first = SECOND_HALF + low_first
         low, high, row = product_of_half(
-            ring, step, part, row_tile, tokens, x_scales, in_squares, scales, first, second, IN, EPS, GROUP
-        )
+            ring, step, part, row_tile, tokens, x_scales, in_squares, scales, low_first, high_first,
+            IN, EPS, GROUP,
+        )  # fmt: skip
         step += IN // ring.xs.shape[2]
-        _store_linear(low, residual, norm, y, scaled, squares, row, first, tokens, OUT, GROUP)
-        _store_linear(high, residual, norm, y, scaled, squares, row, second, tokens, OUT, GROUP)
+        STORE(low, high, row, column_tile, low_first, high_first, tokens, *operands)
 
 
 @gluon.jit
 def _store_linear(
+    low, high, row, column_tile, low_first, high_first, tokens, residual, norm, y, scaled, squares,
+    OUT: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Write a tile's columns of y, and with `norm` what `store_scaled` (product.py) writes."""
+    _store_columns(low, residual, norm, y, scaled, squares, row, low_first, tokens, OUT, GROUP)
+    _store_columns(high, residual, norm, y, scaled, squares, row, high_first, tokens, OUT, GROUP)
+
+
+@gluon.jit
+def _store_columns(
     sums, residual, norm, y, scaled, squares, row, first, tokens, OUT: gl.constexpr, GROUP: gl.constexpr
 ):
-    """Write the columns of y from `first` on, and with `norm` what `store_scaled` (product.py) writes."""
+    """Write the columns of y, `scaled` and `squares` from `first` on."""
     COLUMNS: gl.constexpr = sums.shape[1]
     column = first + gl.arange(0, COLUMNS, gl.SliceLayout(0, sums.type.layout))
     at = row[:, None].to(gl.int64) * OUT + column[None, :]
-    inside = (row < tokens)[:, None] & (column < OUT)[None, :]
+    inside = (row < tokens)[:, None]
     if residual is not None:
         sums += gl.load(residual + at, mask=inside, other=0.0)
     gl.store(y + at, sums, mask=inside)
@@ -99,124 +168,42 @@ def _store_linear(
 
 
 @gluon.jit
-def gated_linear(
-    x, x_scales, in_squares, w, scales, y, scratch, tokens,
-    IN: gl.constexpr, OUT: gl.constexpr, EPS: gl.constexpr, GROUP: gl.constexpr,
-    ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, ACTIVATION: gl.constexpr,
-):  # fmt: skip
-    """Compute y [tokens, OUT] = silu(gate) * up, from x [tokens, IN] and w [2 * OUT, IN], gate before up.
-
-    The columns of a tile are COLUMNS / 2 of gate, then those of up.
-    """
-    x_map = tensor_map(x, tokens, IN, ROWS)
-    w_map = tensor_map(w, 2 * OUT, IN, COLUMNS // 2)
-    ring = make_ring(x_map, w_map, COLUMNS, STAGES)
-    gl.warp_specialize(
-        [
-            (_multiply_gated, (
-                ring, 0, x_scales, in_squares, scales, y, tokens, IN, OUT, EPS, GROUP, ACTIVATION,
-            )),
-            (_multiply_gated, (
-                ring, 1, x_scales, in_squares, scales, y, tokens, IN, OUT, EPS, GROUP, ACTIVATION,
-            )),
-            (load_tiles, (ring, x_map, w_map, tokens, IN, 2 * OUT // COLUMNS, OUT)),
-        ],
-        WARPS, REGISTERS,
-    )  # fmt: skip
+def _store_gated(
+    gate, up, row, column_tile, first, up_first, tokens, y, OUT: gl.constexpr, ACTIVATION: gl.constexpr
+):
+    """Write silu(gate) * up to a tile's columns of y."""
+    HALF: gl.constexpr = gate.shape[1]
+    column = first + gl.arange(0, HALF, gl.SliceLayout(0, gate.type.layout))
+    at = row[:, None].to(gl.int64) * OUT + column[None, :]
+    activated = gated(gate, up, ACTIVATION).to(y.dtype.element_ty)
+    gl.store(y + at, activated, mask=(row < tokens)[:, None])
 
 
 @gluon.jit
-def _multiply_gated(
-    ring, part, x_scales, in_squares, scales, y, tokens,
-    IN: gl.constexpr, OUT: gl.constexpr, EPS: gl.constexpr, GROUP: gl.constexpr, ACTIVATION: gl.constexpr,
+def _store_heads(
+    low, high, row, column_tile, low_first, high_first, tokens, rotary, slots, cache, q, layer,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, STRIDE: gl.constexpr,
+    ROW: gl.constexpr,
 ):  # fmt: skip
-    """Compute half `part` of the rows of every tile of the workgroup; run by four warps."""
-    HALF: gl.constexpr = ring.ws.shape[1] // 2
-    row_tiles = gl.cdiv(tokens, ring.xs.shape[1])
-    step = 0
-    for tile in range(gl.program_id(0), row_tiles * (OUT // HALF), gl.num_programs(0)):
-        row_tile, column_tile = tile_at(tile, row_tiles, OUT // HALF)
-        first = column_tile * HALF
-        gate, up, row = product_of_half(
-            ring, step, part, row_tile, tokens, x_scales, in_squares, scales, first, OUT + first,
-            IN, EPS, GROUP,
+    """Rotate and write the one or two heads of a tile."""
+    if 2 * low.shape[1] == HEAD_DIM:
+        _store_head(
+            low, high, rotary, slots, cache, q, row, column_tile, tokens, layer,
+            HEADS, KV_HEADS, HEAD_DIM, STRIDE, ROW,
         )  # fmt: skip
-        step += IN // ring.xs.shape[2]
-        column = first + gl.arange(0, HALF, gl.SliceLayout(0, gate.type.layout))
-        at = row[:, None].to(gl.int64) * OUT + column[None, :]
-        activated = gated(gate, up, ACTIVATION).to(y.dtype.element_ty)
-        gl.store(y + at, activated, mask=(row < tokens)[:, None])
-
-
-@gluon.jit
-def project_qkv(
-    x, x_scales, in_squares, w, scales, rotary, slots, cache, q, scratch, tokens, layer,
-    IN: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    STRIDE: gl.constexpr, ROW: gl.constexpr, EPS: gl.constexpr, GROUP: gl.constexpr,
-    ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Project x [tokens, IN]; write the rotated q [tokens, HEADS * HEAD_DIM], and k and v to `cache`.
-
-    The operands are those of `project_qkv` in qkv.py, without a bias and norms of heads, and with a cache in
-    floats. A tile has one head or two.
-    """
-    OUT: gl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    x_map = tensor_map(x, tokens, IN, ROWS)
-    w_map = tensor_map(w, OUT, IN, COLUMNS)
-    ring = make_ring(x_map, w_map, COLUMNS, STAGES)
-    gl.warp_specialize(
-        [
-            (_multiply_heads, (
-                ring, 0, x_scales, in_squares, scales, rotary, slots, cache, q, tokens, layer,
-                IN, HEADS, KV_HEADS, HEAD_DIM, STRIDE, ROW, EPS, GROUP,
-            )),
-            (_multiply_heads, (
-                ring, 1, x_scales, in_squares, scales, rotary, slots, cache, q, tokens, layer,
-                IN, HEADS, KV_HEADS, HEAD_DIM, STRIDE, ROW, EPS, GROUP,
-            )),
-            (load_tiles, (ring, x_map, w_map, tokens, IN, OUT // COLUMNS, None)),
-        ],
-        WARPS, REGISTERS,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _multiply_heads(
-    ring, part, x_scales, in_squares, scales, rotary, slots, cache, q, tokens, layer,
-    IN: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    STRIDE: gl.constexpr, ROW: gl.constexpr, EPS: gl.constexpr, GROUP: gl.constexpr,
-):  # fmt: skip
-    """Compute half `part` of the rows of every tile of the workgroup; run by four warps."""
-    COLUMNS: gl.constexpr = ring.ws.shape[1]
-    COLUMN_TILES: gl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM // COLUMNS
-    row_tiles = gl.cdiv(tokens, ring.xs.shape[1])
-    step = 0
-    for tile in range(gl.program_id(0), row_tiles * COLUMN_TILES, gl.num_programs(0)):
-        row_tile, column_tile = tile_at(tile, row_tiles, COLUMN_TILES)
-        first = column_tile * COLUMNS
-        low, high, row = product_of_half(
-            ring, step, part, row_tile, tokens, x_scales, in_squares, scales, first, first + COLUMNS // 2,
-            IN, EPS, GROUP,
+    else:
+        gl.static_assert(low.shape[1] == HEAD_DIM)
+        first_low, first_high = halves(low, HEAD_DIM // 2)
+        second_low, second_high = halves(high, HEAD_DIM // 2)
+        row = gl.convert_layout(row, gl.SliceLayout(1, first_low.type.layout))
+        _store_head(
+            first_low, first_high, rotary, slots, cache, q, row, column_tile * 2, tokens, layer,
+            HEADS, KV_HEADS, HEAD_DIM, STRIDE, ROW,
         )  # fmt: skip
-        step += IN // ring.xs.shape[2]
-        if COLUMNS == HEAD_DIM:
-            _store_head(
-                low, high, rotary, slots, cache, q, row, column_tile, tokens, layer,
-                HEADS, KV_HEADS, HEAD_DIM, STRIDE, ROW,
-            )  # fmt: skip
-        else:
-            gl.static_assert(COLUMNS == 2 * HEAD_DIM)
-            first_low, first_high = halves(low, HEAD_DIM // 2)
-            second_low, second_high = halves(high, HEAD_DIM // 2)
-            row = gl.convert_layout(row, gl.SliceLayout(1, first_low.type.layout))
-            _store_head(
-                first_low, first_high, rotary, slots, cache, q, row, column_tile * 2, tokens, layer,
-                HEADS, KV_HEADS, HEAD_DIM, STRIDE, ROW,
-            )  # fmt: skip
-            _store_head(
-                second_low, second_high, rotary, slots, cache, q, row, column_tile * 2 + 1, tokens, layer,
-                HEADS, KV_HEADS, HEAD_DIM, STRIDE, ROW,
-            )  # fmt: skip
+        _store_head(
+            second_low, second_high, rotary, slots, cache, q, row, column_tile * 2 + 1, tokens, layer,
+            HEADS, KV_HEADS, HEAD_DIM, STRIDE, ROW,
+        )  # fmt: skip
 
 
 @gluon.jit

@@ -46,8 +46,8 @@ def write_terms(
 ):  # fmt: skip
     """Write terms [3, rows] i64, and the candidates top_values [rows, K] f32 and top_indices [rows, K] i64.
 
-    `sums` [rows, 2, PARTS] i64 are those of `sum_parts`; the other operands are those of its rows. BLOCK and
-    PARTS_BLOCK are K and PARTS, rounded up to powers of two.
+    `sums` [rows, 2, PARTS] i64 are the results of `sum_parts`; the other operands belong to its rows. BLOCK
+    and PARTS_BLOCK are K and PARTS, rounded up to powers of two.
     """
     row = tl.program_id(0).to(tl.int64)
     source = tl.load(row_indices + row)

@@ -47,7 +47,7 @@ FLOATS = {"f32": tl.float32, "f16": tl.float16, "bf16": tl.bfloat16}
 
 @triton.jit
 def store_addresses(w, scales, minima, table, at):
-    """Store the addresses of a weight's parameters, but for those that are None, in `table` [any] i64.
+    """Store the addresses of a weight's parameters, except parameters that are None, in `table` [any] i64.
 
     `at`: index of the first of three elements.
     """

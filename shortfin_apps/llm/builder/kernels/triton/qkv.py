@@ -109,7 +109,7 @@ def _normed_heads(
     """RMS-norm the pairs `low` and `high` [ROWS, PAIRS] of whole heads where `is_normed` [PAIRS].
 
     Pairs outside `exists` [PAIRS] are ignored. `weight_at` [PAIRS] has the addresses of the weights of
-    `low`; those of `high` are HEAD_DIM / 2 elements after.
+    `low`; the weights of `high` are HEAD_DIM / 2 elements after.
     """
     ROWS: tl.constexpr = low.shape[0]
     PAIRS: tl.constexpr = low.shape[1]

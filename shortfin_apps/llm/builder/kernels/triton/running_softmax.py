@@ -88,11 +88,9 @@ def attend_slots(
             ROW, HEAD_DIM, STRIDE, CAP, TAIL,
         )  # fmt: skip
         if SHARES:
-            end = at + COLUMNS
-            if (end % SPLIT == 0) & (end < last):
-                whole, (peak, total, sums) = complete_share(
-                    whole, (peak, total, sums), seen, base, end, SPLIT, MOST_SPLITS
-                )
+            whole, (peak, total, sums) = complete_share(
+                whole, (peak, total, sums), seen, base, at + COLUMNS, last, SPLIT, MOST_SPLITS
+            )
     for at in range(shared, last, COLUMNS):
         slot = at + tl.arange(0, COLUMNS)
         exists = slot < last
@@ -107,11 +105,9 @@ def attend_slots(
             ROW, HEAD_DIM, STRIDE, CAP, TAIL,
         )  # fmt: skip
         if SHARES:
-            end = at + COLUMNS
-            if (end % SPLIT == 0) & (end < last):
-                whole, (peak, total, sums) = complete_share(
-                    whole, (peak, total, sums), seen, base, end, SPLIT, MOST_SPLITS
-                )
+            whole, (peak, total, sums) = complete_share(
+                whole, (peak, total, sums), seen, base, at + COLUMNS, last, SPLIT, MOST_SPLITS
+            )
     if SHARES:
         return merged(whole, (peak, total, sums))
     else:
@@ -119,18 +115,21 @@ def attend_slots(
 
 
 @triton.jit
-def complete_share(whole, part, seen, base, end, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr):
-    """Merge `part` into `whole` for queries whose share ends at slot `end`; return both states.
+def complete_share(whole, part, seen, base, end, last, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr):
+    """Merge `part` into `whole` for queries whose share ends at slot `end` < `last`; return both states.
 
     Shares of a query start at its slot `base`, and have SPLIT slots if MOST_SPLITS is None. An emptied `part`
     keeps its sums: the next step multiplies them by 2^(LOWEST - peak), which is 0.
     """
-    if MOST_SPLITS is None:
-        return merged(whole, part), (tl.full(seen.shape, LOWEST, tl.float32), tl.zeros_like(part[1]), part[2])
-    else:
-        is_end = (end - base) % slots_of_share(seen - base, SPLIT, MOST_SPLITS) == 0
-        emptied = tl.where(is_end, LOWEST, part[0]), tl.where(is_end, 0.0, part[1]), part[2]
-        return chosen(is_end, merged(whole, part), whole), emptied
+    if (end % SPLIT == 0) & (end < last):
+        if MOST_SPLITS is None:
+            whole = merged(whole, part)
+            part = tl.full(seen.shape, LOWEST, tl.float32), tl.zeros_like(part[1]), part[2]
+        else:
+            is_end = (end - base) % slots_of_share(seen - base, SPLIT, MOST_SPLITS) == 0
+            whole = chosen(is_end, merged(whole, part), whole)
+            part = tl.where(is_end, LOWEST, part[0]), tl.where(is_end, 0.0, part[1]), part[2]
+    return whole, part
 
 
 @triton.jit

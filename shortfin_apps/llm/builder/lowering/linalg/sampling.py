@@ -60,7 +60,7 @@ def store_tokens(
 
 
 def advance(e: Emitter, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """Return the next `positions` [rows] i64 of a decode loop; those of padding rows do not change."""
+    """Return the next `positions` [rows] i64 of a decode loop; positions of padding rows do not change."""
     n = ("n", positions.shape, "i64")
     return e.elementwise("n", n, [(positions, "n"), (token_ids, "n")], _NEXT_POSITION)
 

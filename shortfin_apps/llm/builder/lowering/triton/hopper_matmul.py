@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 from shortfin_apps.llm.builder.kernels.triton import hopper_matmul, linear, qkv
 from shortfin_apps.llm.builder.lowering.triton.tiles import UNKNOWN_TOKENS
 
-ROWS = 128  # of a tile: two groups of warps with 64 each, those of one matrix instruction
+ROWS = 128  # of a tile: two groups of warps with 64 each, the rows of one matrix instruction
 _LEAST_TOKENS = 256  # fewer were not measured
 _PROGRAMS = 132  # multiprocessors of an H100 SXM or H200; smaller GPUs run the workgroups one after another
 _MAPS_BYTES = 256  # of a workgroup: the tensor maps of x and w
