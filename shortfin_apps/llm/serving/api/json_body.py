@@ -156,7 +156,7 @@ class FieldCheck:
 
         Raises InvalidRequestError for an unsupported field and, if strict, for an unknown field.
         """
-        names: dict[str, None] = {}
+        names = dict.fromkeys(body.idle_fields())
         for prefix, each in _bodies_in(body):
             if not each.model_extra:  # no further fields: a fast path for long conversations
                 continue
