@@ -39,12 +39,21 @@ def test_a_path_that_cannot_be_looked_at_is_one_sentence_and_exit_2(
     )
 
 
+def test_help_that_cannot_be_written_is_one_sentence_and_exit_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert command.main(["--help"]) == 2
+    assert capsys.readouterr().err.startswith("error: the output cannot be written (No space left")
+
+
 def test_ctrl_c_before_the_server_runs_is_an_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(config: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "fitted", interrupted)
-    assert command.main(["model"]) == command.EXIT_INTERRUPTED
+    assert command.main(["model"]) == cli.EXIT_INTERRUPTED
 
 
 @pytest.mark.parametrize("level", ["info", "warning"])

@@ -9,13 +9,10 @@ from __future__ import annotations
 import argparse
 import logging
 import socket
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shortfin_apps.llm.cli import open_closed_streams
-from shortfin_apps.llm.console import visible
-from shortfin_apps.llm.contract.errors import LlmError, file_problem
+from shortfin_apps.llm.cli import Parser, status_of
 from shortfin_apps.llm.serving.server import flags as server_flags
 from shortfin_apps.llm.serving.server import logs as server_logging
 from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted, is_source
@@ -26,10 +23,6 @@ if TYPE_CHECKING:
     from shortfin_apps.llm.serving.server.life_signs import LifeSigns
 
 logger = logging.getLogger(__name__)
-
-EXIT_REFUSED = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-
 
 DESCRIPTION = "Serves a model over HTTP: one that `shortfin-llm build` compiled, or a source, built first."
 
@@ -87,16 +80,6 @@ def _keep_serving(config: ServerConfig, listener: socket.socket | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None, listener: socket.socket | None = None) -> int:
-    open_closed_streams()
-    parser = argparse.ArgumentParser(prog="python -m shortfin_apps.llm.server", description=__doc__)
+    parser = Parser(prog="python -m shortfin_apps.llm.server", description=__doc__)
     add_arguments(parser)
-    try:
-        return run(parser.parse_args(argv), listener)
-    except LlmError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return EXIT_REFUSED
-    except OSError as error:
-        print(visible(f"error: {file_problem(error)}"), file=sys.stderr)
-        return EXIT_REFUSED
-    except KeyboardInterrupt:  # before the server handles signals
-        return EXIT_INTERRUPTED
+    return status_of(lambda: run(parser.parse_args(argv), listener))
