@@ -17,7 +17,7 @@ from shortfin_apps.llm.serving.server import flags as server_flags
 from shortfin_apps.llm.serving.server import logs as server_logging
 from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted, is_source
 from shortfin_apps.llm.serving.server.config import ServerConfig
-from shortfin_apps.llm.serving.server.keys import check_secrets
+from shortfin_apps.llm.serving.server.keys import with_keys
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.serving.server.life_signs import LifeSigns
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
 
 def served(config: ServerConfig, listener: socket.socket | None, signs: LifeSigns | None = None) -> int:
     """Build the model if it is a source, and serve it in this process; see `serve`. Raises LlmError."""
-    check_secrets(config)
+    config = with_keys(config)
     if listener is None and config.model.artifact is not None and is_source(config.model.artifact):
         from shortfin_apps.llm.serving.server.http_server import bind
 
