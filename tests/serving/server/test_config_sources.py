@@ -89,6 +89,13 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
         parse("DIR", "--config", str(path))
 
 
+def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ServerConfigError) as refusal:
+        parse("DIR", "--config", str(tmp_path / "none"))
+    expected = f"{tmp_path / 'none'}: cannot be read (No such file or directory); check its path"
+    assert str(refusal.value) == expected
+
+
 @pytest.mark.parametrize(
     ("content", "called"),
     [

@@ -112,7 +112,9 @@ def read_yaml(path: Path, note: Note = logger.warning) -> Source:
     """Return the settings in a YAML file; upstream's names are translated. Raises ServerConfigError."""
     try:
         raw = _Loader(path.read_text(encoding="utf-8")).get_single_data() or {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: an invalid date
+    except OSError as error:
+        raise ServerConfigError(f"{path}: cannot be read ({error.strerror}); check its path") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: an invalid date
         problem = _yaml_problem(error) if isinstance(error, yaml.MarkedYAMLError) else error
         raise ServerConfigError(f"{path}: not readable as YAML ({problem})") from None
     if not isinstance(raw, dict):
