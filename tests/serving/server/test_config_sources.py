@@ -244,6 +244,7 @@ def test_secrets_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("SHORTFIN_LLM_APIKEY", " (did you mean `SHORTFIN_LLM_API_KEY`?)"),
         ("shortfin_llm_prot", " (did you mean `SHORTFIN_LLM_PORT`?)"),
         ("SHORTFIN_LLM_ENFORCE_EAGR", " (did you mean `SHORTFIN_LLM_ENFORCE_EAGER`?)"),
+        ("SHORTFIN_LLM_HTTP_PORT", " (did you mean `SHORTFIN_LLM_PORT`?)"),
         ("SHORTFIN_LLM_QQQQQQ", ""),
         ("SHORTFIN_LLM_", ""),
     ],

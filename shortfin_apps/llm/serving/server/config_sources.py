@@ -62,7 +62,7 @@ SECRET_FILES = ("ssl_keyfile", "receipt_key")
 # `shortfin-llm` overwrites the variable of `--port`.
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+")
 SERVICE_VARIABLE = re.compile(
-    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 
 
@@ -179,12 +179,13 @@ def _environment(note: Note) -> Source:
         prefix, name = variable[: len(ENV_PREFIX)].upper(), variable[len(ENV_PREFIX) :].lower()
         if prefix != ENV_PREFIX or name.upper() in OTHER_VARIABLES:
             continue
-        if name == "port" and SERVICE_LINK.fullmatch(value):
+        is_link = f"_{name}".endswith("_port") and SERVICE_LINK.fullmatch(value)
+        if is_link and name == "port":
             note(
                 f"the variable `{variable}` is {value!r}, which Kubernetes sets for a Service of that name, "
                 "and is ignored; `enableServiceLinks: false` in the pod's spec keeps it away"
             )
-        elif name == "port" or not SERVICE_VARIABLE.fullmatch(name.upper()):
+        elif not (is_link or SERVICE_VARIABLE.fullmatch(name.upper())):
             values[name], written[name] = value, variable
     return Source(values=values, written=written, prefix=ENV_PREFIX)
 
