@@ -107,6 +107,21 @@ def test_a_fault_that_names_no_file_keeps_its_traceback(serve: Scripted) -> None
         main(["serve", "x"])
 
 
+FULL_DISK = "error: the output cannot be written (No space left on device); free space on its disk\n"
+SHOWING = [["--version"], ["--help"], ["serve", "--help-all"], *([name, "--help"] for name in COMMANDS)]
+
+
+@pytest.mark.parametrize("buffering", [1, -1], ids=["lines", "blocks"])
+@pytest.mark.parametrize("words", [*SHOWING, []], ids=" ".join)
+def test_help_that_cannot_be_written_is_an_error(
+    words: list[str], buffering: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("w", buffering) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(words) == 2
+    assert capsys.readouterr().err == FULL_DISK
+
+
 def test_output_to_a_full_disk_ends_with_one_sentence() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -116,8 +131,7 @@ def test_output_to_a_full_disk_ends_with_one_sentence() -> None:
             text=True,
             check=False,
         )
-    refusal = "error: the output cannot be written (No space left on device); free space on its disk\n"
-    assert (done.returncode, done.stderr) == (2, refusal)
+    assert (done.returncode, done.stderr) == (2, FULL_DISK)
 
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

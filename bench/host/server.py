@@ -112,7 +112,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     settings = {"artifact": _NAME, "port": args.port, "log_level": args.log_level}
-    config = load_config({**settings, "api_processes": args.api_processes}, {})
+    config = load_config({**settings, "api_processes": args.api_processes})
     if args.profile is None:
         serve(args.rows, args.step_ms / 1e3, config)
         return

@@ -11,10 +11,10 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from shortfin_apps.llm import __version__
 from shortfin_apps.llm.address_space import MIN_SERVER_BYTES, check_total
@@ -124,11 +124,26 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(fd, mode))
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that raises OSError if its help or version cannot be written; argparse's exits with 0 then."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            print(message, end="", flush=True)
+        else:
+            super()._print_message(message, file)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status. For `--help` and wrong arguments, argparse exits."""
+    return status_of(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def status_of(run: Callable[[], int]) -> int:
+    """Run a command and return its exit status; report an expected error in one sentence on stderr."""
     open_closed_streams()
     try:
-        status = _run(list(sys.argv[1:] if argv is None else argv))
+        status = run()
         sys.stdout.flush()
         return status
     except LlmError as error:
@@ -193,7 +208,7 @@ class _VisibleFormatter(logging.Formatter):
 
 def make_parser(loaded: Container[str]) -> argparse.ArgumentParser:
     """Build a parser with all subcommands. Only subcommands in `loaded` are imported and have options."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="shortfin-llm",
         description=DESCRIPTION,
         epilog=EPILOG,

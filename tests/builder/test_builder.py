@@ -20,7 +20,9 @@ from safetensors.numpy import load_file, save_file
 from shortfin_apps.llm.artifact import file_names
 from shortfin_apps.llm.artifact.artifact import Artifact
 from shortfin_apps.llm.builder import builder
+from shortfin_apps.llm.builder import cache as cache_module
 from shortfin_apps.llm.builder.builder import build
+from shortfin_apps.llm.builder.output import file_error
 from shortfin_apps.llm.builder.progress import PlainProgress, QuietProgress
 from shortfin_apps.llm.builder.self_test.make import make_self_test
 from shortfin_apps.llm.builder.sources.base import ModelSource
@@ -283,10 +285,35 @@ def test_a_build_that_stops_leaves_things_as_they_were(
     assert not list((tmp_path / "cache").rglob("*.partial"))
 
 
-def test_a_full_disk_is_one_sentence(compiler: FakeCompiler, tmp_path: Path) -> None:
-    compiler.fail_for, compiler.fail = OPTIONS.device, OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(BuildError, match=r"^no space left while .*/a, there or in the cache .*; free"):
-        build_tiny(tmp_path / "a")
+def test_a_full_disk_is_named_in_one_sentence(
+    compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, cache = tmp_path / "a", tmp_path / "cache"
+
+    def problem_of(error: OSError, *, use_cache: bool = True) -> str:
+        compiler.fail_for, compiler.fail = OPTIONS.device, error
+        with pytest.raises(BuildError) as refused:
+            build_tiny(out, use_cache=use_cache)
+        return str(refused.value)
+
+    prune = "free some (`shortfin-llm prune` removes from the cache) and run it again"
+    full = (errno.ENOSPC, "No space left on device")
+    assert problem_of(OSError(*full)) == f"no space left in the cache {cache} while building {out}; {prune}"
+    in_out = f"no space left in {out} while building {out}; free some and run it again"
+    assert problem_of(OSError(*full), use_cache=False) == in_out
+    elsewhere = OSError(errno.EDQUOT, "Disk quota exceeded", "/tmp/x")
+    assert problem_of(elsewhere) == in_out.replace(str(out), "/tmp/x", 1)
+
+    def copy(source: Path, target: Path) -> None:  # as `shutil.copyfile` names the files
+        raise OSError(*full, str(source), None, str(target))
+
+    monkeypatch.setattr(cache_module, "clone", lambda source, target: False)
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    compiler.fail_for = None
+    with pytest.raises(BuildError) as refused:
+        build_tiny(out)
+    assert str(refused.value) == in_out
+    assert str(file_error(OSError(*full), out)).startswith(f"no space left in {out} or the cache {cache} ")
 
 
 def test_a_cache_that_cannot_be_written_is_a_build_error(

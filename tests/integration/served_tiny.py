@@ -24,7 +24,7 @@ MODEL = "m"
 @asynccontextmanager
 async def serving(artifact: Artifact, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
     """A client of a server with these settings; asserts that every page is given back."""
-    config = config_sources.load({"artifact": artifact.vmfb.parent, **settings}, {})
+    config = config_sources.load({"artifact": artifact.vmfb.parent, **settings})
     metrics = ServerMetrics(MODEL)
     loaded = load_model(artifact, config, metrics)
     loaded.engine.start()

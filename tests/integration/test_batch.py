@@ -144,8 +144,7 @@ def test_a_server_answers_the_same(tiny_artifact: Artifact, tmp_path: Path) -> N
     assert refused.returncode == 2
     assert refused.stderr == (
         "0 of 40 lines are done; the same command continues with the rest\n"
-        "error: the server refuses this API key: an API key is needed: send `Authorization: Bearer KEY` "
-        "or `X-Api-Key: KEY`\n"
+        "error: the server refuses access: the API key is not one of this server's keys; check it\n"
     )
     here = batch(source, tiny_artifact.vmfb.parent, "-o", tmp_path / "c", "--token-budget", "320")
     assert here.returncode == 0

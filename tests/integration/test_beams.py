@@ -119,7 +119,7 @@ async def test_beams_match_the_reference(
 
 
 async def test_beams_over_http(artifact: Artifact, logits: Logits) -> None:
-    config = config_sources.load({"artifact": artifact.vmfb.parent}, {})
+    config = config_sources.load({"artifact": artifact.vmfb.parent})
     metrics = ServerMetrics("m")
     loaded = load_model(artifact, config, metrics)
     loaded.engine.start()

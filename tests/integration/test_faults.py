@@ -147,15 +147,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_is_one_sentence(small_disk: Path) -> None:
-    environment = {**os.environ, "SHORTFIN_LLM_CACHE": str(small_disk / "cache")}
-    out = small_disk / "out"
+@pytest.mark.parametrize("full", ["cache", "output"])
+def test_a_full_disk_is_one_sentence(full: str, small_disk: Path, tmp_path: Path) -> None:
+    cache = small_disk / "cache" if full == "cache" else tmp_path / "cache"
+    environment = {**os.environ, "SHORTFIN_LLM_CACHE": str(cache)}
+    out = small_disk / "out" if full == "output" else tmp_path / "out"
     run = subprocess.run(
         build_command(out), env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert run.returncode == 2
-    cache = small_disk / "cache"
-    message = f"error: no space left while building {out}, there or in the cache {cache}; free some"
+    place = f"the cache {cache}" if full == "cache" else out
+    message = f"error: no space left in {place} while building {out}; free some"
     assert run.stderr.splitlines()[-1].startswith(message)
     assert not out.exists()
     assert not list(small_disk.rglob("*.partial"))

@@ -28,7 +28,8 @@ def test_settings_have_the_servers_names_and_checks() -> None:
     ):
         local_config("model", {"max_running": 0}, unnoted)
     with pytest.raises(
-        ServerConfigError, match="there is no setting `max_runing`; `serve --help-all` lists them"
+        ServerConfigError,
+        match=r"^there is no setting `max_runing` \(did you mean `max_running`\?\);",
     ):
         local_config("model", {"max_runing": 1}, unnoted)
 

@@ -61,6 +61,15 @@ def test_options_that_are_not_given_are_not_sent(server: ScriptedServer) -> None
     assert server.bodies()[0].keys() == {"prompt", "max_tokens", "stream", "stream_options"}
 
 
+def test_a_request_that_fails_prints_nothing_on_stdout(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "x", "--url", f"{server.url}/nowhere"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+
+
 @pytest.mark.parametrize("argv", [[], ["-"]])
 def test_the_text_may_come_from_a_pipe(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, argv: list[str]

@@ -10,12 +10,14 @@ ROOT/kernels/               compiled Triton kernels (kernels/ahead_of_time/kerne
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -32,6 +34,7 @@ BUILD, DOWNLOADS, SERVED = "build", "downloads", "served"  # folders in the user
 KERNELS = "kernels"
 ENVIRONMENT_VARIABLE = "SHORTFIN_LLM_CACHE"
 READ_ONLY = 0o444
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 FICLONE = 0x40049409  # Linux, include/uapi/linux/fs.h: share another file's blocks copy-on-write
 
 _FILES = TypeAdapter(dict[str, FileRecord])
@@ -43,6 +46,17 @@ def user_cache() -> Path:
     if override:
         return Path(os.path.expanduser(override))  # noqa: PTH111 (keeps `~unknown`; Path raises)
     return platformdirs.user_cache_path("shortfin-llm")
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Add `folder` to errors of a full disk that name no file, as errors of writes do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL and error.filename is None:
+            error.filename = str(folder)
+        raise
 
 
 def content_key(*parts: object) -> str:
@@ -113,7 +127,7 @@ class BuildCache:
         """
         final = self._root / kind / key
         final.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(final.with_name(f"{key}.lock")):
+        with FileLock(final.with_name(f"{key}.lock")), writing_to(final):
             entry = self._load(kind, final) or _make(final, make)
             if use is not None:
                 (final / USE).write_text(json.dumps(asdict(use)), encoding="utf-8")

@@ -12,7 +12,6 @@ a lock even if they were given different paths.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from shortfin_apps.llm.artifact.artifact import Manifest
 from shortfin_apps.llm.artifact.file_names import FILES, MANIFEST, PROGRAM_FILE
-from shortfin_apps.llm.builder.cache import ENVIRONMENT_VARIABLE, user_cache
+from shortfin_apps.llm.builder.cache import DISK_FULL, ENVIRONMENT_VARIABLE, user_cache, writing_to
 from shortfin_apps.llm.contract.errors import ArtifactError, BuildError
 
 _WORKING_NAME = re.compile(r"\..+\.(lock|partial|previous)")
@@ -81,7 +80,8 @@ def staging(out: Path) -> Iterator[Path]:
     folder = _partial(out)
     try:
         folder.mkdir()
-        yield folder
+        with writing_to(folder):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -105,13 +105,20 @@ def tell_dropped(out: Path, kept: Collection[str], note: Callable[[str], None]) 
 
 
 def file_error(error: OSError, out: Path) -> BuildError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return BuildError(
-            f"no space left while building {out}, there or in the cache {user_cache()}; free some "
-            "(`shortfin-llm prune` removes from the cache) and run it again"
-        )
-    where = error.filename or out
-    return BuildError(f"{where}: {error.strerror or error}")
+    """Convert an error of a build's files. A full disk is named by the cache, the output or another file."""
+    if error.errno not in DISK_FULL:
+        return BuildError(f"{error.filename or out}: {error.strerror or error}")
+    cache = user_cache()
+    named = error.filename2 or error.filename  # of a copy, the second is the file that was written
+    path = None if named is None else Path(named)
+    prune = " (`shortfin-llm prune` removes from the cache)"
+    if path is None:
+        place = f"in {out} or the cache {cache}"
+    elif path.is_relative_to(cache):
+        place = f"in the cache {cache}"
+    else:
+        place, prune = f"in {out if path.is_relative_to(_partial(out)) else path}", ""
+    return BuildError(f"no space left {place} while building {out}; free some{prune} and run it again")
 
 
 def _acquire(lock: FileLock, path: Path, on_wait: Callable[[], None]) -> None:

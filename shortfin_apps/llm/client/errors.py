@@ -63,7 +63,7 @@ def error_for(status: int, message: str, param: str | None, retry_after_s: float
     """
     match status:
         case 401 | 403:
-            return AuthenticationError(f"the server refuses this API key: {message}")
+            return AuthenticationError(f"the server refuses access: {message}")
         case 429:
             return OverloadedError(message, 1.0 if retry_after_s is None else retry_after_s)
         case 499:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted
-from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
+from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError, Source
 from shortfin_apps.llm.serving.server.config_sources import Note, load
 from shortfin_apps.llm.serving.server.settings import HttpSettings
 from shortfin_apps.llm.setting import settings_of
@@ -36,7 +36,7 @@ def local_config(
                 f"`{name}` is a setting for `serve` alone: it has no effect without a server"
             )
     artifact = {} if model is None else {"artifact": Path(model)}
-    return load({**artifact, **given}, DEFAULTS, note)
+    return load({**artifact, **given}, Source(values=DEFAULTS), note)
 
 
 def with_model(config: ServerConfig) -> ServerConfig:

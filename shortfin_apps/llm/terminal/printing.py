@@ -65,16 +65,17 @@ class StreamedAnswer:
         return "".join(self._pieces)
 
     async def show(self, chunks: AsyncIterator[Chunk]) -> None:
-        """Print each chunk as it arrives. The last line is ended even if the stream fails."""
+        """Print each chunk as it arrives. A line that was begun is ended even if the stream fails."""
         started = self._clock()
         try:
             async for chunk in chunks:
                 self._take(chunk, self._clock() - started)
+            self._end_reasoning()
+            if not self._pieces:
+                _print("\n")
         finally:
             self._end_reasoning()
             self.total_s = self._clock() - started
-            if not self._pieces:
-                _print("\n")
             self._end_text()
 
     def _take(self, chunk: Chunk, since_start_s: float) -> None:

@@ -67,7 +67,7 @@ async def loopback(
 
     `flags` are settings of the server; `tls`, if they turn TLS on, is what the client trusts.
     """
-    config = config_sources.load({"artifact": "model", "shutdown_timeout": 5, **flags}, {})
+    config = config_sources.load({"artifact": "model", "shutdown_timeout": 5, **flags})
     harness = Harness(
         script,
         limits=Limits(body_bytes=config.requests.max_body_bytes),

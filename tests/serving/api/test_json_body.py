@@ -215,7 +215,6 @@ async def test_an_unsupported_field_that_changes_the_answer_is_refused(
     ("path", "body", "named"),
     [
         (COMPLETIONS, {"prompt": "a", "mine": 1, "yours": [2]}, "mine, yours"),
-        (COMPLETIONS, {"prompt": "a", "stream_options": {"mine": 1}}, "stream_options.mine"),
         (CHAT, {"messages": MESSAGES, "metadata": {"a": "b"}, "mine": None}, "metadata"),
         (
             CHAT,
@@ -235,6 +234,26 @@ async def test_the_answer_names_the_ignored_fields(
     assert response.headers[HEADER] == named
     if stream:
         assert events_of(response)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})], ids=["text", "chat"]
+)
+async def test_options_of_a_stream_are_ignored_without_one(
+    harness: Harness, path: str, body: dict[str, Any]
+) -> None:
+    async def named(options: object, stream: bool | None) -> str | None:
+        response = await harness.post(path, {**body, "stream_options": options, "stream": stream})
+        assert response.status_code == 200, response.text
+        header: str | None = response.headers.get(HEADER)
+        return header
+
+    for stream in (False, None):
+        assert await named({"include_usage": True}, stream) == "stream_options"
+        assert await named({"mine": 1}, stream) == "stream_options, stream_options.mine"
+        assert await named(None, stream) is None
+    assert await named({"include_usage": True}, True) is None
+    assert await named({"mine": 1}, True) == "stream_options.mine"
 
 
 async def test_strict_accepts_known_fields_and_nulls() -> None:

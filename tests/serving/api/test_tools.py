@@ -135,6 +135,20 @@ async def test_a_cut_call_is_no_call_to_run() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"tool_choice": NAMED}, {}], ids=str)
+async def test_only_an_optional_call_may_become_content_when_it_is_cut(
+    fields: dict[str, Any], stream: bool
+) -> None:
+    harness = harness_of("<think>hm</think>" + CALL.replace('"f"', '"g"'))
+    for max_tokens in (4, 20, 25, 30):
+        body = {"tools": TOOLS, "max_tokens": max_tokens, "stream": stream, **fields}
+        message, reason = await message_of(harness, **body)
+        assert reason == "length"
+        assert "tool_calls" not in message
+        assert bool(message["content"]) == (not fields)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("end", range(len(CALL) - len("1}}\n</tool_call>"), len(CALL), 3))
 async def test_a_call_that_the_model_ends_early_has_arguments_that_parse(end: int, stream: bool) -> None:
     message, reason = await message_of(harness_of(CALL[:end]), tools=TOOLS, stream=stream)

@@ -16,7 +16,7 @@ from shortfin_apps.llm.serving.dialects.choose import REASONING_DIALECTS, TOOL_D
 from shortfin_apps.llm.serving.dialects.dialect import Dialect
 from shortfin_apps.llm.serving.dialects.feed import Arguments, CallStart, Content, Piece
 from shortfin_apps.llm.serving.dialects.output_parser import OutputParser, joined, whole
-from tests.serving.dialects.answers import ANSWERS, FUNCTIONS, Answer
+from tests.serving.dialects.answers import ANSWERS, FUNCTIONS, GLM, XML, Answer
 
 DIALECTS = [
     Dialect(tools, reasoning)
@@ -243,6 +243,20 @@ def test_names_and_values_in_tags_become_json(city: str, days: int) -> None:
     assert start == CallStart("get_weather")
     assert isinstance(arguments, Arguments)
     assert json.loads(arguments.text) == {"city": city, "days": days}
+
+
+REQUIRED = WRITERS | {"qwen3-coder": XML, "glm": GLM}
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+@pytest.mark.parametrize("text", ["{}", "<think>hm</think>\n{}", "{0}\n{0}"])
+def test_a_required_call_is_never_content_wherever_it_is_cut(name: str, text: str) -> None:
+    dialect = Dialect(TOOL_DIALECTS[name], REASONING_DIALECTS["harmony" if name == "harmony" else "think"])
+    answer = text.format(REQUIRED[name].format('{"a": 1}'))
+    for end in range(len(answer) + 1):
+        parser = OutputParser(dialect, FUNCTIONS, is_required=True)
+        pieces = joined([*parser.push(answer[:end]), *parser.finish(is_cut=True)])
+        assert not [piece for piece in pieces if isinstance(piece, Content)], answer[:end]
 
 
 def test_the_first_of_several_calls_ends_an_answer_if_only_one_is_wanted() -> None:

@@ -48,6 +48,48 @@ def test_subclasses_precede_their_bases_in_the_table() -> None:
         assert not any(issubclass(later, kind) for later in kinds[i + 1 :])
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "advice"),
+    [
+        ("POST", "/chat/completions", "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("GET", "/models", "did you mean /v1/models?"),
+        ("POST", "/v1/embeddings", "/docs lists the routes"),
+        ("GET", "/v1/no" + "/models" * 50, "/docs lists the routes"),
+        ("GET", "/v1/chat/completions", "use POST"),
+    ],
+)
+async def test_a_wrong_path_or_method_is_told_what_to_do(
+    method: str, path: str, advice: str, harness: Harness
+) -> None:
+    response = await harness.client.request(method, path)
+    assert response.status_code == (405 if advice == "use POST" else 404)
+    assert response.json()["error"]["message"].endswith(f"; {advice}")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES_ROUTE])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "the body is empty; send a JSON object"),
+        *((text, "the body: Input should be a JSON object") for text in ("[]", '"hi"', "null", "5")),
+    ],
+)
+async def test_a_body_that_is_no_object_is_named(
+    path: str, body: str, message: str, harness: Harness
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = await harness.client.post(path, content=body, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == message
+
+
+async def test_a_field_that_is_no_object_is_named(harness: Harness) -> None:
+    body = {"prompt": "a", "stream": True, "stream_options": True}
+    error = (await harness.client.post(COMPLETIONS, json=body)).json()["error"]
+    assert error["message"] == "`stream_options`: Input should be a JSON object"
+
+
 LONG = "7 " * MAX_SEQ_LEN
 
 

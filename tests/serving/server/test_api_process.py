@@ -20,7 +20,7 @@ def test_options_arrive_with_their_secrets() -> None:
         "request_timeout": 2.5,
         "root_path": "",
     }
-    config = replace(config_sources.load(settings, {}), source="random:tiny")
+    config = replace(config_sources.load(settings), source="random:tiny")
     options = ApiProcessOptions(config=config, name="m", engine_pid=7, replaces=True)
     arrived = ApiProcessOptions.from_json(options.to_json())
     assert arrived == options

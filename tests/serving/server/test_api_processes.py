@@ -43,7 +43,7 @@ IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 @asynccontextmanager
 async def kept(script: str, count: int, pids: Path) -> AsyncIterator[tuple[ApiProcesses, ApiLinks]]:
     """Ended with the context; each process that is prepared leaves a file named by its pid."""
-    config = config_sources.load({"artifact": "model"}, {})
+    config = config_sources.load({"artifact": "model"})
     options = ApiProcessOptions(config=config, name="m", engine_pid=0)
     links = ApiLinks()
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -11,6 +11,8 @@ import pytest
 
 from shortfin_apps.llm import cli
 from shortfin_apps.llm.serving.server import command
+from shortfin_apps.llm.serving.server.config import ServerConfig
+from shortfin_apps.llm.serving.server.keys import key_ring
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -39,12 +41,21 @@ def test_a_path_that_cannot_be_looked_at_is_one_sentence_and_exit_2(
     )
 
 
+def test_help_that_cannot_be_written_is_one_sentence_and_exit_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert command.main(["--help"]) == 2
+    assert capsys.readouterr().err.startswith("error: the output cannot be written (No space left")
+
+
 def test_ctrl_c_before_the_server_runs_is_an_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(config: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "fitted", interrupted)
-    assert command.main(["model"]) == command.EXIT_INTERRUPTED
+    assert command.main(["model"]) == cli.EXIT_INTERRUPTED
 
 
 @pytest.mark.parametrize("level", ["info", "warning"])
@@ -93,6 +104,22 @@ def test_a_missing_file_of_secrets_is_refused_before_the_model_is_built(
     monkeypatch.setattr(command, "built", lambda config: pytest.fail("it was built"))
     assert command.main(["random:tiny", "--port", "0", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_file_of_keys_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell's `<(...)` is a pipe, which is empty when it is read again; a file may change meanwhile."""
+
+    def interrupted(config: ServerConfig) -> None:
+        keys = key_ring(config)
+        assert [keys.caller(key) is not None for key in ("one", "two,", "three")] == [True, True, False]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "built", interrupted)
+    ours, theirs = os.pipe()
+    os.write(theirs, b"one\ntwo,\n")
+    os.close(theirs)
+    with os.fdopen(ours):
+        assert command.main(["model", "--api-key", f"@/dev/fd/{ours}"]) == cli.EXIT_INTERRUPTED
 
 
 def test_a_port_in_use_is_refused_before_the_model_is_built(

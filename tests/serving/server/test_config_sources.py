@@ -55,9 +55,9 @@ def test_a_switch_stands_for_a_value_of_its_setting(monkeypatch: pytest.MonkeyPa
     [
         (
             "enforce_eager: true\nstatic_threshold: 64\n",
-            "`--enforce-eager` stands for `--static-threshold 0`",
+            "server.yaml: `enforce_eager` stands for `--static-threshold 0`",
         ),
-        ("enforce_eager: perhaps\n", "`--enforce-eager`: must be true or false, not 'perhaps'"),
+        ("enforce_eager: perhaps\n", "server.yaml: `enforce_eager`: must be true or false, not 'perhaps'"),
     ],
 )
 def test_a_switch_that_contradicts_its_setting_is_refused(content: str, message: str, tmp_path: Path) -> None:
@@ -85,8 +85,36 @@ def test_upstreams_server_config_file_is_read(tmp_path: Path) -> None:
 def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "server.yaml"
     path.write_text(content)
-    with pytest.raises(ServerConfigError, match=r"server\.yaml|`prot`|`--port`"):
+    with pytest.raises(ServerConfigError, match=r"server\.yaml: "):
         parse("DIR", "--config", str(path))
+
+
+def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ServerConfigError) as refusal:
+        parse("DIR", "--config", str(tmp_path / "none"))
+    expected = f"{tmp_path / 'none'}: cannot be read (No such file or directory); check its path"
+    assert str(refusal.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "called"),
+    [
+        ("port: abc\n", "`port`: .*not 'abc'"),
+        ("max-queue: -1\n", "`max-queue`: .*not -1"),
+        ("prefix_sharing_algorithm: tree\n", "`prefix_sharing_algorithm`: .*not 'tree'"),
+        ("api_key: ''\n", "`api_key`: .*empty"),
+    ],
+)
+def test_an_invalid_value_of_a_file_is_named_with_the_file_and_its_key(
+    content: str, called: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text(content)
+    with pytest.raises(ServerConfigError, match=rf"^{path}: {called}"):
+        parse("DIR", "--config", str(path))
+    name = content.partition(":")[0].replace("prefix_sharing_algorithm", "prefix_cache")
+    with pytest.raises(ServerConfigError, match=f"^`--{name.replace('_', '-')}`: "):
+        parse("DIR", "--config", str(path), f"--{name}=")
 
 
 @pytest.mark.parametrize(
@@ -209,14 +237,26 @@ def test_secrets_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["SHORTFIN_LLM_API_KEYS", "SHORTFIN_LLM_APIKEY", "shortfin_llm_prot"])
-def test_an_unknown_variable_is_noted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelt key would leave the server open without a word."""
-    monkeypatch.setenv(name, SECRET)
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("SHORTFIN_LLM_API_KEYS", " (did you mean `SHORTFIN_LLM_API_KEY`?)"),
+        ("SHORTFIN_LLM_APIKEY", " (did you mean `SHORTFIN_LLM_API_KEY`?)"),
+        ("shortfin_llm_prot", " (did you mean `SHORTFIN_LLM_PORT`?)"),
+        ("SHORTFIN_LLM_ENFORCE_EAGR", " (did you mean `SHORTFIN_LLM_ENFORCE_EAGER`?)"),
+        ("SHORTFIN_LLM_HTTP_PORT", " (did you mean `SHORTFIN_LLM_PORT`?)"),
+        ("SHORTFIN_LLM_QQQQQQ", ""),
+        ("SHORTFIN_LLM_", ""),
+    ],
+)
+def test_an_unknown_variable_is_refused(name: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt key would leave the server open."""
     monkeypatch.setenv("SHORTFIN_LLM_CACHE", "of `build`")
-    [note] = notes_of("DIR")
-    assert name in note
-    assert SECRET not in note
+    assert notes_of("DIR") == []
+    monkeypatch.setenv(name, SECRET)
+    with pytest.raises(ServerConfigError) as refusal:
+        parse("DIR")
+    assert str(refusal.value) == f"there is no setting `{name}`{hint}; `serve --help-all` lists them"
 
 
 SERVICE = {  # what Kubernetes sets in every pod beside a Service named `shortfin-llm`

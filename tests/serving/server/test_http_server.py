@@ -270,7 +270,7 @@ async def test_limits_from_the_settings_apply() -> None:
 
 
 def http_config(settings: dict[str, Any]) -> uvicorn.Config:
-    config = config_sources.load({"artifact": "model", **settings}, {})
+    config = config_sources.load({"artifact": "model", **settings})
     return http_server.http_config(config, Service(name="m", metrics=ServerMetrics("m"), config={}))
 
 
@@ -336,7 +336,7 @@ def test_a_bad_certificate_is_reported(content: str | None, tmp_path: Path) -> N
 def test_a_public_server_without_keys_logs_a_warning(
     host: str, flags: dict[str, str], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warn_if_open(config_sources.load({"artifact": "model", "host": host, **flags}, {}))
+    warn_if_open(config_sources.load({"artifact": "model", "host": host, **flags}))
     assert ("--api-key" in caplog.text) is warned
 
 

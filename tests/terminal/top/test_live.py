@@ -69,7 +69,7 @@ def test_a_server_that_is_away_is_tried_again(server: ScriptedServer, metered: M
 def test_a_wrong_key_ends_it_with_the_reason(server: ScriptedServer) -> None:
     server.on("/metrics", says({"error": {"message": "no such key"}}, 401))
     with running("top", "--url", server.url) as (terminal, process):
-        terminal.wait("error: the server refuses this API key: no such key")
+        terminal.wait("error: the server refuses access: no such key")
         assert process.wait(PATIENCE_S) == 2
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.serving.server import config_sources
-from shortfin_apps.llm.serving.server.config import ServerConfigError
+from shortfin_apps.llm.serving.server.config import ServerConfigError, Source
 from shortfin_apps.llm.tools.cluster.worker_settings import check, dealt_devices, worker_settings
 from tests.serving.server.settings import parse
 
@@ -27,7 +27,7 @@ def test_the_settings_are_read_back_as_they_were_given() -> None:
     flags = ["--parameters", "a.irpa", "b.irpa", "--no-special-in-content", "--prefix-cache", "none"]
     config = parse("model", "--tenant-weights", "a=3", *flags[3:], "--pages", "auto", "--threads", "2")
     (settings,) = worker_settings(config, [5001], ["k"], ["a"])
-    again = config_sources.load({}, yaml.safe_load(json.dumps(settings)))
+    again = config_sources.load({}, Source(values=yaml.safe_load(json.dumps(settings))))
     assert again.model == config.model
     assert again.engine == config.engine
     assert again.requests == config.requests

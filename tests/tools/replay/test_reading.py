@@ -61,10 +61,14 @@ def test_another_file_is_refused_in_a_sentence(text: bytes, message: str, tmp_pa
         read_receipts(str(tmp_path / "file"))
 
 
-@pytest.mark.parametrize("name", ["no-such", ".", "a\0b"])
-def test_what_is_no_file_is_named(name: str) -> None:
-    with pytest.raises(ReceiptError, match="cannot be read"):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("no-such", "No such file or directory"), (".", "Is a directory"), ("a\0b", "embedded null byte")],
+)
+def test_what_is_no_file_is_named_once(name: str, reason: str) -> None:
+    with pytest.raises(ReceiptError) as refusal:
         read_receipts(name)
+    assert str(refusal.value) == f"{name!r}: cannot be read ({reason})"
 
 
 @given(st.binary())

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -49,8 +50,11 @@ def create_app(
     app.state.service = service
     app.state.field_check = FieldCheck(strict=service.strict_fields)
     app.state.stream_turns = StreamTurns(service.stream_keep_alive_s)
-    for routes in (native, completions, chat, responses, anthropic, ops, admin):
-        app.include_router(routes.router)
+    routers = [each.router for each in (native, completions, chat, responses, anthropic, ops, admin)]
+    for router in routers:
+        app.include_router(router)
+    routes = [each for router in routers for each in router.routes if isinstance(each, APIRoute)]
+    app.state.paths = [each.path_format for each in routes]
     app.state.page = Page(service)
     app.router.routes += app.state.page.routes()
     install_error_handlers(app)

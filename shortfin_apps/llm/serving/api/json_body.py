@@ -34,6 +34,7 @@ MAX_NAMED = 16  # names in one header
 MAX_NAME_CHARS = 64
 MAX_LOGGED = 256  # names logged by one process
 REST = "..."  # marks a truncated name or list
+NO_OBJECT = ("model_attributes_type", "model_type", "dict_type")  # pydantic's errors
 OWN_VARIABLES = frozenset({"messages", "add_generation_prompt"})  # the body has separate fields for these
 
 
@@ -156,7 +157,7 @@ class FieldCheck:
 
         Raises InvalidRequestError for an unsupported field and, if strict, for an unknown field.
         """
-        names: dict[str, None] = {}
+        names = dict.fromkeys(body.idle_fields())
         for prefix, each in _bodies_in(body):
             if not each.model_extra:  # no further fields: a fast path for long conversations
                 continue
@@ -230,6 +231,8 @@ def _as_invalid_request(request: Request, error: RequestValidationError) -> Inva
     if param is None:
         if "json" not in request.headers.get("content-type", ""):
             return InvalidRequestError("send the body with the header `Content-Type: application/json`")
+        if first["type"] == "missing":
+            return InvalidRequestError("the body is empty; send a JSON object")
         return InvalidRequestError(f"the body: {_rule(first)}")
     place = _place(first["loc"])
     if first["type"] == NOT_SERVED:
@@ -242,6 +245,8 @@ def _rule(problem: Any) -> str:
     """Return the rule that a value breaks, in pydantic's words unless they would mislead."""
     if problem["type"] == "value_error":  # ours: pydantic puts "Value error, " before it
         return str(problem["ctx"]["error"])
+    if problem["type"] in NO_OBJECT:
+        return "Input should be a JSON object"  # pydantic's words are about Python's objects
     value = problem.get("input")
     if problem["type"] == "int_type" and isinstance(value, float) and abs(value) >= 2**63:
         return "Input should be an integer of at most 64 bits"  # orjson makes floats of longer ones

@@ -92,6 +92,10 @@ class Body(BaseModel):
                 )
         return [] if self.READS_EXTRAS else [name for name in extra if name not in self.REFUSED]
 
+    def idle_fields(self) -> list[str]:
+        """Return the names of declared fields that have no effect without another field."""
+        return []
+
 
 class StructuredOutputs(Body):
     """vLLM's structured outputs: exactly one of the first five fields."""
@@ -224,6 +228,9 @@ class OpenAIBody(ServingFields, SamplingFields):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     stream_options: StreamOptions | None = None
+
+    def idle_fields(self) -> list[str]:
+        return ["stream_options"] if self.stream_options is not None and not self.stream else []
 
 
 class CompletionBody(OpenAIBody):

@@ -51,6 +51,7 @@ class AnswerForm:
 
     `is_open`: the prompt ends inside reasoning, so that answers begin there (set by `after`).
     `calls_end_thoughts`: a tool call ends reasoning; false if a grammar forces the end mark before a call.
+    `is_required`: a grammar allows only calls after the reasoning.
     `with_reasoning`: answers include the reasoning.
     """
 
@@ -59,6 +60,7 @@ class AnswerForm:
     is_open: bool = False
     parallel: bool = True
     calls_end_thoughts: bool = True
+    is_required: bool = False
     with_reasoning: bool = True
     id_chars: int | None = None  # length of a tool call's id; None: any
 
@@ -84,6 +86,7 @@ class AnswerForm:
             is_open=self.is_open,
             parallel=self.parallel,
             calls_end_thoughts=self.calls_end_thoughts,
+            is_required=self.is_required,
         )
 
 
@@ -203,6 +206,7 @@ def _form(body: ChatBody, use: ToolUse, model: ServedModel) -> AnswerForm:
         functions=use.functions,
         parallel=use.parallel,
         calls_end_thoughts=not use.is_required,
+        is_required=use.is_required,
         with_reasoning=body.include_reasoning is not False,
         id_chars=None if dialect.tools is None else dialect.tools.id_chars,
     )

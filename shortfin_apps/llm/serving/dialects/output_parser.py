@@ -25,7 +25,8 @@ class OutputParser:
 
     `is_open`: the prompt ends inside reasoning. `parallel`: an answer may have several calls; otherwise
     everything after the first call is dropped. `calls_end_thoughts`: a call inside reasoning is parsed and
-    ends the reasoning, because models forget the end mark.
+    ends the reasoning, because models forget the end mark. `is_required`: a grammar allows only calls after
+    the reasoning, so that content held back until the answer's end is the start of a cut call, and dropped.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class OutputParser:
         is_open: bool = False,
         parallel: bool = True,
         calls_end_thoughts: bool = True,
+        is_required: bool = False,
     ) -> None:
         self._feed = Feed()
+        self._is_required = is_required
         in_thought = Calls(dialect.tools if calls_end_thoughts else None, functions)
         pieces = _parse(dialect, self._feed, functions, is_open, in_thought)
         self._pieces = _tidied(_first_call(pieces, parallel))
@@ -53,7 +56,7 @@ class OutputParser:
         `is_cut`: the answer was truncated; then its last call may be incomplete.
         """
         self._feed.end(is_cut=is_cut)
-        return self._ready()
+        return [piece for piece in self._ready() if not (self._is_required and isinstance(piece, Content))]
 
     def _ready(self) -> list[Piece]:
         pieces: list[Piece] = []

@@ -31,6 +31,8 @@ SCHEME = "bearer"
 KEY_HEADER = "X-Api-Key"  # Anthropic's
 TENANT_HEADER = "X-Tenant"
 TENANT = re.compile(r"[\x21-\x2b\x2d-\x7e]{1,256}")  # no comma: proxies join repeated headers with it
+NO_KEY = f"an API key is needed: send `Authorization: Bearer KEY` or `{KEY_HEADER}: KEY`"
+WRONG_KEY = "the API key is not one of this server's keys; check it"
 WITHOUT_TENANT = frozenset({"GET", "HEAD", "OPTIONS"})  # methods of a gateway's own requests
 
 
@@ -131,11 +133,10 @@ class AuthMiddleware:
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
-        caller = self._keys.caller(_key(headers))
+        key = _key(headers)
+        caller = self._keys.caller(key)
         if caller is None and scope["path"].removeprefix(scope.get("root_path", "")) not in self._open_paths:
-            error = UnauthorizedError(
-                f"an API key is needed: send `Authorization: Bearer KEY` or `{KEY_HEADER}: KEY`"
-            )
+            error = UnauthorizedError(WRONG_KEY if key else NO_KEY)
             await error_response(Request(scope), error)(scope, receive, send)
             return
         if caller is not None and caller.is_gateway:

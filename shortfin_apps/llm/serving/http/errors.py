@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
@@ -32,6 +33,8 @@ from shortfin_apps.llm.serving.http.json_response import JsonResponse
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_LOADING_S = 5.0
+NEAR_PATH = 0.7  # similarity from which a route is proposed for a wrong path
+MAX_NEAR_PATH_CHARS = 100
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # OpenAI's code, at which agents shorten their history
 
 
@@ -161,8 +164,21 @@ def _headers(error: Exception) -> dict[str, str]:
     return {}
 
 
+def _advice(request: Request, error: HTTPException) -> str:
+    """Return what to do about a wrong path or method: the nearest route, or the allowed methods."""
+    if error.status_code == 405:
+        return f"; use {(error.headers or {}).get('Allow')}"
+    if error.status_code != 404:
+        return ""
+    prefix = request.scope.get("root_path", "")
+    asked = request.url.path.removeprefix(prefix)
+    # Shortened, because the search takes time in proportion to the square of the length.
+    near = get_close_matches(asked[:MAX_NEAR_PATH_CHARS], request.app.state.paths, 1, NEAR_PATH)
+    return f"; did you mean {prefix}{near[0]}?" if near else f"; {prefix}/docs lists the routes"
+
+
 def http_response(request: Request, error: HTTPException) -> Response:
     """Return the answer to an HTTP error such as 404, 405 or 413."""
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    message = f"{request.method} {request.url.path}: {error.detail}{_advice(request, error)}"
     body = shape_of(request)(Problem(error.status_code, message, "invalid_request_error"))
     return JsonResponse(body, status_code=error.status_code, headers=dict(error.headers or {}))

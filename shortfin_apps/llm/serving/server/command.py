@@ -9,27 +9,20 @@ from __future__ import annotations
 import argparse
 import logging
 import socket
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shortfin_apps.llm.cli import open_closed_streams
-from shortfin_apps.llm.console import visible
-from shortfin_apps.llm.contract.errors import LlmError, file_problem
+from shortfin_apps.llm.cli import Parser, status_of
 from shortfin_apps.llm.serving.server import flags as server_flags
 from shortfin_apps.llm.serving.server import logs as server_logging
 from shortfin_apps.llm.serving.server.building import BuildFailed, built, fitted, is_source
 from shortfin_apps.llm.serving.server.config import ServerConfig
-from shortfin_apps.llm.serving.server.keys import check_secrets
+from shortfin_apps.llm.serving.server.keys import with_keys
 
 if TYPE_CHECKING:
     from shortfin_apps.llm.serving.server.life_signs import LifeSigns
 
 logger = logging.getLogger(__name__)
-
-EXIT_REFUSED = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-
 
 DESCRIPTION = "Serves a model over HTTP: one that `shortfin-llm build` compiled, or a source, built first."
 
@@ -65,7 +58,7 @@ def run(args: argparse.Namespace, listener: socket.socket | None = None) -> int:
 
 def served(config: ServerConfig, listener: socket.socket | None, signs: LifeSigns | None = None) -> int:
     """Build the model if it is a source, and serve it in this process; see `serve`. Raises LlmError."""
-    check_secrets(config)
+    config = with_keys(config)
     if listener is None and config.model.artifact is not None and is_source(config.model.artifact):
         from shortfin_apps.llm.serving.server.http_server import bind
 
@@ -87,16 +80,6 @@ def _keep_serving(config: ServerConfig, listener: socket.socket | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None, listener: socket.socket | None = None) -> int:
-    open_closed_streams()
-    parser = argparse.ArgumentParser(prog="python -m shortfin_apps.llm.server", description=__doc__)
+    parser = Parser(prog="python -m shortfin_apps.llm.server", description=__doc__)
     add_arguments(parser)
-    try:
-        return run(parser.parse_args(argv), listener)
-    except LlmError as error:
-        print(visible(f"error: {error}"), file=sys.stderr)
-        return EXIT_REFUSED
-    except OSError as error:
-        print(visible(f"error: {file_problem(error)}"), file=sys.stderr)
-        return EXIT_REFUSED
-    except KeyboardInterrupt:  # before the server handles signals
-        return EXIT_INTERRUPTED
+    return status_of(lambda: run(parser.parse_args(argv), listener))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_origin
 
@@ -24,6 +25,8 @@ ENV_PREFIX = "SHORTFIN_LLM_"
 KEYS = ("api_key", "admin_api_key", "gateway_key")
 # Settings that `serve SOURCE` passes to `build`, along with the device.
 BUILD_SETTINGS = ("weights", "kv", "context_length")
+# Switches with vLLM's names, and the setting and the value that each stands for.
+SWITCHES: dict[str, tuple[str, Any]] = {"enforce_eager": ("static_threshold", 0)}
 
 
 class ServerConfigError(LlmError):
@@ -39,6 +42,40 @@ def key_file(key: SecretStr) -> Path | None:
     """Return the file that a key of the form `@FILE` names; None for any other key."""
     text = key.get_secret_value()
     return Path(text[1:]) if text.startswith("@") else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Settings by name, from variables or a file, and how errors name them.
+
+    `written`: the names of settings as the source has them. `prefix`: a variable's text before a name.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    written: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""
+    file: Path | None = None
+
+    def called(self, name: str) -> str:
+        """Return the file, if any, and the name of a setting for an error."""
+        return f"{self._place}`{self._spelled(name)}`"
+
+    def no_setting(self, name: str) -> ServerConfigError:
+        """Return the error for a name that is not a setting's. It names the nearest setting."""
+        near = get_close_matches(name, [*ServerConfig.SETTINGS, *SWITCHES], 1)
+        hint = f" (did you mean `{self._spelled(near[0])}`?)" if near else ""
+        unknown = f"there is no setting `{self._spelled(name)}`{hint}"
+        return ServerConfigError(f"{self._place}{unknown}; `serve --help-all` lists them")
+
+    @property
+    def _place(self) -> str:
+        return "" if self.file is None else f"{self.file}: "
+
+    def _spelled(self, name: str) -> str:
+        return self.written.get(name, f"{self.prefix}{name.upper()}" if self.prefix else name)
+
+
+EMPTY = Source()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +96,17 @@ class ServerConfig:
     SETTINGS: ClassVar[dict[str, Setting]]  # by name, in the order of the help
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], called: Mapping[str, str] | None = None) -> Self:
+    def of(cls, values: Mapping[str, Any], sources: Mapping[str, Source] | None = None) -> Self:
         """Check and convert settings by name. Raises ServerConfigError for the first invalid one.
 
-        `called`: names for the error, of settings that were not given as flags.
+        `sources`: sources of the settings that were not given as flags.
         """
-        called = called or {}
+        sources = sources or {}
         for name in values:
             if name not in cls.SETTINGS:
-                raise ServerConfigError(f"there is no setting `{name}`; `serve --help-all` lists them")
+                raise sources.get(name, EMPTY).no_setting(name)
         given = {
-            name: _checked(each, values[name], called.get(name, flag(name)))
+            name: _checked(each, values[name], called_in(sources, name))
             for name, each in cls.SETTINGS.items()
             if name in values
         }
@@ -139,6 +176,11 @@ SUBJECTS: dict[str, type] = {
 ServerConfig.SETTINGS = {each.name: each for subject in SUBJECTS.values() for each in settings_of(subject)}
 
 
+def called_in(sources: Mapping[str, Source], name: str) -> str:
+    """Return a setting's name for an error: as its source has it, otherwise its flag."""
+    return sources[name].called(name) if name in sources else f"`{flag(name)}`"
+
+
 def _checked(of: Setting, value: Any, called: str) -> Any:
     """Check a setting's value and convert it to the setting's type. Raises ServerConfigError."""
     try:
@@ -152,7 +194,7 @@ def _checked(of: Setting, value: Any, called: str) -> Any:
     except ValueError as error:
         message = str(error)
     given = "" if of.name in KEYS or value in ("", None) else f", not {value!r}"
-    raise ServerConfigError(f"`{called}`: {message}{given}") from None
+    raise ServerConfigError(f"{called}: {message}{given}") from None
 
 
 def _read(of: Setting, value: Any) -> Any:

@@ -12,8 +12,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +20,14 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from shortfin_apps.llm.serving.server.config import (
+    EMPTY,
     ENV_PREFIX,
     KEYS,
+    SWITCHES,
     ServerConfig,
     ServerConfigError,
+    Source,
+    called_in,
     flag,
     key_file,
 )
@@ -38,8 +41,6 @@ UPSTREAM_NAMES = {
     "prefix_sharing_algorithm": "prefix_cache",
     "server_config": "config",
 }
-# Switches with vLLM's names, and the setting and the value that each stands for.
-SWITCHES: dict[str, tuple[str, Any]] = {"enforce_eager": ("static_threshold", 0)}
 # Upstream's settings without an equivalent here, and whether the flag takes a value.
 UPSTREAM_IGNORED: dict[str, Literal["flag", "value"]] = {
     "program_isolation": "value",
@@ -61,19 +62,20 @@ SECRET_FILES = ("ssl_keyfile", "receipt_key")
 # `shortfin-llm` overwrites the variable of `--port`.
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://\S+")
 SERVICE_VARIABLE = re.compile(
-    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 
 
-def load(
-    flags: Mapping[str, Any], yaml_values: Mapping[str, Any], note: Note = logger.warning
-) -> ServerConfig:
-    """Merge settings: flags over environment over YAML over defaults. Raises ServerConfigError."""
-    variables = _environment(note)
-    sources = (yaml_values, variables, flags)
-    called = {name: f"{ENV_PREFIX}{name.upper()}" for name in variables if name not in flags}
-    values = {name: each for source in sources for name, each in _expanded(source).items()}
-    config = ServerConfig.of(values, called)
+def load(flags: Mapping[str, Any], file: Source = EMPTY, note: Note = logger.warning) -> ServerConfig:
+    """Merge settings: flags over environment over a file over defaults. Raises ServerConfigError."""
+    values: dict[str, Any] = {}
+    sources: dict[str, Source] = {}
+    for source in (file, _environment(note)):
+        sources |= dict.fromkeys(source.values, source)
+        values |= _expanded(source.values, sources)
+    values |= _expanded(flags, {})
+    sources = {name: source for name, source in sources.items() if name not in flags}
+    config = ServerConfig.of(values, sources)
     for setting, reason in config.without_effect():
         note(f"`{setting}` has no effect: {reason}")
     key_and_certificates = () if config.http.ssl_keyfile is not None else ("ssl_certfile",)
@@ -86,7 +88,7 @@ def load(
     return config
 
 
-def _expanded(values: Mapping[str, Any]) -> dict[str, Any]:
+def _expanded(values: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str, Any]:
     """Replace each switch by its setting, in the values of one source. Raises ServerConfigError."""
     expanded = {name: value for name, value in values.items() if name not in SWITCHES}
     for name in SWITCHES.keys() & values.keys():
@@ -94,21 +96,25 @@ def _expanded(values: Mapping[str, Any]) -> dict[str, Any]:
         try:
             is_on = TypeAdapter(bool).validate_python(values[name])
         except ValidationError:
-            raise ServerConfigError(f"`{flag(name)}`: must be true or false, not {values[name]!r}") from None
+            raise ServerConfigError(
+                f"{called_in(sources, name)}: must be true or false, not {values[name]!r}"
+            ) from None
         if is_on and setting in expanded:
             raise ServerConfigError(
-                f"`{flag(name)}` stands for `{flag(setting)} {value}`, and `{flag(setting)} "
+                f"{called_in(sources, name)} stands for `{flag(setting)} {value}`, and `{flag(setting)} "
                 f"{expanded[setting]}` was given, too; leave one of them out"
             )
         expanded |= {setting: value} if is_on else {}
     return expanded
 
 
-def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
+def read_yaml(path: Path, note: Note = logger.warning) -> Source:
     """Return the settings in a YAML file; upstream's names are translated. Raises ServerConfigError."""
     try:
         raw = _Loader(path.read_text(encoding="utf-8")).get_single_data() or {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: an invalid date
+    except OSError as error:
+        raise ServerConfigError(f"{path}: cannot be read ({error.strerror}); check its path") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: an invalid date
         problem = _yaml_problem(error) if isinstance(error, yaml.MarkedYAMLError) else error
         raise ServerConfigError(f"{path}: not readable as YAML ({problem})") from None
     if not isinstance(raw, dict):
@@ -116,20 +122,19 @@ def read_yaml(path: Path, note: Note = logger.warning) -> dict[str, Any]:
     if any(str(key).replace("-", "_") in KEYS for key in raw):
         _note_exposed(path, note)
     values: dict[str, Any] = {}
+    written: dict[str, str] = {}
     for key, value in raw.items():
-        written = str(key).replace("-", "_")
-        name = UPSTREAM_NAMES.get(written, written)
+        plain = str(key).replace("-", "_")
+        name = UPSTREAM_NAMES.get(plain, plain)
         if value is None and name not in KEYS:
             continue  # upstream writes null for an unset setting
         if name in UPSTREAM_IGNORED:
             note_ignored(name, value, note)
         elif name in values:
             raise ServerConfigError(f"{path}: sets `{name}` twice, as `{key}` too; keep one of them")
-        elif name not in (*ServerConfig.SETTINGS, *SWITCHES):
-            raise ServerConfigError(f"{path}: {_no_setting(written)}")
         else:
-            values[name] = value
-    return values
+            values[name], written[name] = value, str(key)
+    return Source(values=values, written=written, file=path)
 
 
 class _Loader(yaml.SafeLoader):
@@ -142,12 +147,6 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.parser.ParserError(None, None, "a key is set twice", key.start_mark)
             seen.append(key.value)
         return super().construct_mapping(node, deep)
-
-
-def _no_setting(name: str) -> str:
-    near = get_close_matches(name, (*ServerConfig.SETTINGS, *SWITCHES), 1)
-    hint = f" (did you mean `{near[0]}`?)" if near else ""
-    return f"there is no setting `{name}`{hint}; `serve --help-all` lists them"
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
@@ -172,29 +171,23 @@ def _note_exposed(path: Path, note: Note) -> None:
         )
 
 
-def _environment(note: Note) -> dict[str, Any]:
-    """Return settings from environment variables; note variables with ENV_PREFIX that name no setting."""
-    variables = {name.lower(): value for name, value in os.environ.items()}
-    names = (*ServerConfig.SETTINGS, *SWITCHES)
-    prefixed = ((name, f"{ENV_PREFIX}{name}".lower()) for name in names)
-    values: dict[str, Any] = {name: variables[var] for name, var in prefixed if var in variables}
-    if SERVICE_LINK.fullmatch(str(values.get("port"))):
-        link = values.pop("port")
-        note(
-            f"the variable `{ENV_PREFIX}PORT` is {link!r}, which Kubernetes sets for a Service of that name, "
-            "and is ignored; `enableServiceLinks: false` in the pod's spec keeps it away"
-        )
-    for variable in _unknown_variables():
-        note(f"the variable {variable} names no setting and has no effect; `serve --help-all` lists them all")
-    return values
-
-
-def _unknown_variables() -> Iterator[str]:
-    known = {name.upper() for name in (*ServerConfig.SETTINGS, *SWITCHES)} | OTHER_VARIABLES
-    for variable in os.environ:
-        prefix, name = variable[: len(ENV_PREFIX)].upper(), variable[len(ENV_PREFIX) :].upper()
-        if prefix == ENV_PREFIX and name not in known and not SERVICE_VARIABLE.fullmatch(name):
-            yield variable
+def _environment(note: Note) -> Source:
+    """Return the environment variables with ENV_PREFIX, except known ones that are not settings."""
+    values: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    for variable, value in os.environ.items():
+        prefix, name = variable[: len(ENV_PREFIX)].upper(), variable[len(ENV_PREFIX) :].lower()
+        if prefix != ENV_PREFIX or name.upper() in OTHER_VARIABLES:
+            continue
+        is_link = f"_{name}".endswith("_port") and SERVICE_LINK.fullmatch(value)
+        if is_link and name == "port":
+            note(
+                f"the variable `{variable}` is {value!r}, which Kubernetes sets for a Service of that name, "
+                "and is ignored; `enableServiceLinks: false` in the pod's spec keeps it away"
+            )
+        elif not (is_link or SERVICE_VARIABLE.fullmatch(name.upper())):
+            values[name], written[name] = value, variable
+    return Source(values=values, written=written, prefix=ENV_PREFIX)
 
 
 def note_ignored(name: str, value: object, note: Note) -> None:

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import SecretStr
 
-from shortfin_apps.llm.serving.server.config import KEYS, SUBJECTS, ServerConfig, flag
+from shortfin_apps.llm.serving.server.config import EMPTY, KEYS, SUBJECTS, SWITCHES, ServerConfig, flag
 from shortfin_apps.llm.serving.server.config_sources import (
-    SWITCHES,
     UPSTREAM_IGNORED,
     UPSTREAM_NAMES,
     Note,
@@ -91,7 +90,7 @@ def from_arguments(args: argparse.Namespace, note: Note = logger.warning) -> Ser
         values["artifact"] = args.artifact_flag
     for name in UPSTREAM_IGNORED.keys() & vars(args).keys():
         note_ignored(name, None, note)
-    return load(values, read_yaml(Path(args.config), note) if "config" in args else {}, note)
+    return load(values, read_yaml(Path(args.config), note) if "config" in args else EMPTY, note)
 
 
 def _add_flag(parser: argparse._ActionsContainer, name: str, dest: str, **options: Any) -> None:

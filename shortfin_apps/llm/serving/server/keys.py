@@ -28,16 +28,19 @@ def key_ring(config: ServerConfig) -> KeyRing:
     return KeyRing(keys, admin_keys, gateway_keys, config.http.tenant_header)
 
 
-def check_secrets(config: ServerConfig) -> None:
-    """Check the keys, and that the files of secrets exist, before a build, which may take minutes.
+def with_keys(config: ServerConfig) -> ServerConfig:
+    """Return the settings with the keys in place of the files of keys, which are read only here.
 
-    Raises ServerConfigError.
+    Checks the keys, and that the other files of secrets exist, before a build, which may take minutes. Raises
+    ServerConfigError.
     """
+    config = config.changed(**{name: read_keys(config.given[name]) for name in KEYS if name in config.given})
     key_ring(config)
     for name in ("ssl_certfile", "ssl_keyfile", "receipt_key"):
         path = config.given.get(name)
         if path is not None and not path.exists():
             raise ServerConfigError(f"`{flag(name)}`: {path}: no such file; check its path")
+    return config
 
 
 def read_keys(given: Sequence[SecretStr]) -> list[str]:

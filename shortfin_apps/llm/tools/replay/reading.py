@@ -35,7 +35,8 @@ def _text(source: str) -> bytes:
     try:
         return sys.stdin.buffer.read() if source == STDIN else Path(source).read_bytes()
     except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
-        raise ReceiptError(f"{source!r}: cannot be read ({error})") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ReceiptError(f"{source!r}: cannot be read ({reason})") from error
 
 
 def _documents(text: bytes) -> Iterator[object]:
