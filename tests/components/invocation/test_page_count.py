@@ -15,12 +15,13 @@ from shortfin_apps.llm.components.invocation.page_count import (
     window_page_count,
 )
 from shortfin_apps.llm.components.runtime.device import EntrySignature, TensorType
+from shortfin_apps.llm.contract.abi import num_places
 from tests.components.fake_device import F32, VOCAB, FakeDevice, FakeProgram, Faults, fake_config
 
 CONFIG = fake_config(stride=4, max_seq_len=64)  # pages of 16 bytes, 16 to a context
 LOGITS = TensorType((2, 8), F32)
 OWNED_BYTES = 2 * 8 * 4 + 100
-LAST_TOKEN = 8  # bytes of each slot
+LAST_TOKENS = 8 * num_places(1)  # bytes of each slot
 
 
 class Owner(FakeProgram):
@@ -44,7 +45,7 @@ def count(spare: int | None, max_running: int) -> int | None:
 def test_pages_fill_what_is_left_within_bounds(spare: int, max_running: int) -> None:
     pages = count(spare, max_running)
     assert pages is not None
-    left = spare - OWNED_BYTES - max_running * (LAST_TOKEN + 4 * VOCAB)
+    left = spare - OWNED_BYTES - max_running * (LAST_TOKENS + 4 * VOCAB)
     assert 1 + 16 <= pages <= 1 + 16 * max_running
     assert pages * 16 <= left or pages == 1 + 16
     assert (pages + 1) * 16 > left or pages == 1 + 16 * max_running
@@ -85,7 +86,7 @@ def test_where_all_layers_have_a_window_all_memory_is_of_window_pages() -> None:
     assert named_page_count(ALL_WINDOWED, 11) == 1 + 2 * 16
     assert named_page_count(WINDOWED, 11) == named_page_count(CONFIG, 11) == 11
     device = FakeDevice(FakeProgram(ALL_WINDOWED))
-    device.spare = 1600 + 8 * LAST_TOKEN
+    device.spare = 1600 + 8 * LAST_TOKENS
     assert pages_that_fit(device, device.program, ALL_WINDOWED, 8, tokens_ahead=8) == 1600 // 16
 
 
@@ -100,6 +101,6 @@ def test_both_kinds_of_pages_fill_what_is_left(spare: int, max_running: int) -> 
         return page_table_bytes(WINDOWED, count, window_page_count(WINDOWED, count, 8))
 
     assert 1 + 16 <= pages <= 1 + 16 * max_running
-    left = spare - max_running * LAST_TOKEN
+    left = spare - max_running * LAST_TOKENS
     assert taken(pages) <= left or pages == 1 + 16
     assert taken(pages + 1) > left or pages == 1 + 16 * max_running
