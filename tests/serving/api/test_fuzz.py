@@ -21,10 +21,11 @@ from shortfin_apps.llm.serving.api.schema import (
     SamplingBody,
 )
 from tests.matrices import slow_but
-from tests.serving.api.harness import Harness, bodies
+from tests.serving.api.harness import BASE_URL, Harness, bodies
 
 JSON = {"content-type": "application/json"}
 EXPECTED = {200, 400, 404, 413}
+HARNESS = Harness()  # of all requests, as making the routes takes longer than to answer one
 
 scalars = (
     st.none()
@@ -92,13 +93,13 @@ BODIES = {
 
 
 def post(path: str, **content: Any) -> httpx.Response:
-    """The answer of a new application; asserts that no request is left in its engine."""
+    """The answer of an application; asserts that no request is left in its engine."""
 
     async def ask() -> httpx.Response:
-        harness = Harness()
-        async with harness.client:
-            response = await harness.client.post(path, headers=JSON, **content)
-        assert not harness.engine.live
+        transport = httpx.ASGITransport(app=HARNESS.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url=BASE_URL) as client:
+            response = await client.post(path, headers=JSON, **content)
+        assert not HARNESS.engine.live
         return response
 
     return asyncio.run(ask())
