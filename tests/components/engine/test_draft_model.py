@@ -153,6 +153,25 @@ def test_a_prompt_is_caught_up_with_in_chunks(draws: bool) -> None:
     assert counts(rig)[0] > 0
 
 
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_step_is_queued_before_anything_of_it_is_waited_for(draws: bool) -> None:
+    """If the device draws: the rounds, and the model's invocation after them."""
+    draft = make_draft(fake_config(pages=64), max_tokens=4, draws=draws, catch_up_tokens=64)
+    rig = drafting(draft, token_budget=64)
+    for index in range(3):
+        rig.engine.add(call(str(index), [index, *PROMPT[:9]], 30))
+    rig.step()
+    made: list[tuple[str, str]] = []
+    draft.program.faults.call = lambda name: made.append(("draft", name))
+    rig.program.faults.call = lambda name: made.append(("model", name))
+    rig.step()
+    calls = [(whose, name) for whose, name in made if name in ("submit", "wait")]
+    submits = [whose for whose, name in calls if name == "submit"]
+    assert submits.count("draft") >= 4
+    assert submits[-1] == "model"
+    assert all(name == "submit" for _, name in calls[: len(submits)]) == draws
+
+
 def test_a_prefix_is_computed_once() -> None:
     draft = make_draft(fake_config(pages=64), catch_up_tokens=64)
     rig = drafting(draft, token_budget=64)
