@@ -1,10 +1,15 @@
-"""Measures the quality of weight types: perplexity on a fixed text.
+"""Measures the quality of weight types: perplexity on a text.
 
     python bench/perplexity.py F32_DIR BF16_DIR Q8_DIR ...     # artefacts of `shortfin-llm build`
 
-The text is this repository's LICENSE and generated prose of a fixed seed, cut into one window per row of the
-model's largest decode batch. Each window is decoded token by token with the text's own tokens (teacher
-forcing), so that the decode entry is measured as it serves. Ratios are to the first artefact.
+The text is this repository's LICENSE and generated prose of a fixed seed, or the files of `--text`. One
+window per row of the model's largest decode batch is taken from it, at equal distances, and begins with the
+token that the tokenizer puts before a prompt. Each window is decoded token by token with the text's own
+tokens (teacher forcing), so that the decode entry is measured as it serves.
+
+Each artefact is compared with the first one on the same tokens. The standard errors are of the mean
+difference of the tokens' log-probabilities, over tokens and over windows. Neighbouring tokens are not
+independent, so the larger one counts.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +32,34 @@ from shortfin_apps.llm.tools.bench.workload import text
 
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 Tokens = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of each token of a text but a window's first, [windows, length - 1].
+
+    `logprobs`: the token's log-probability; `best`: the most likely token in its place.
+    """
+
+    logprobs: Numbers
+    best: Tokens
+
+    @property
+    def perplexity(self) -> float:
+        return float(np.exp(-self.logprobs.mean()))
+
+    def compared(self, first: Scores) -> str:
+        """Return cells: the change of perplexity, its standard errors, and how often `best` is the same."""
+        lost = first.logprobs - self.logprobs
+        errors = standard_error(lost), standard_error(lost.mean(axis=1))
+        cells = [f"{np.expm1(lost.mean()):+.3%}", *(f"{each:.3%}" for each in errors)]
+        return " | ".join([*cells, f"{np.mean(self.best == first.best):.1%}"])
+
+
+def standard_error(values: Numbers) -> float:
+    """Return the standard error of the mean of independent values; NaN for a single one."""
+    return float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else float("nan")
 
 
 def content(num_tokens: int) -> str:
@@ -33,11 +67,22 @@ def content(num_tokens: int) -> str:
     return LICENSE.read_text(encoding="utf-8") + text("perplexity", num_tokens)
 
 
-def windows(artifact: Artifact, rows: int, length: int) -> Tokens:
+def windows(artifact: Artifact, rows: int, length: int, files: Sequence[Path]) -> Tokens:
     """Return token ids of the text, [rows, length]."""
     tokenizer = Tokenizer.load(artifact.tokenizer, artifact.tokenizer_config)
-    token_ids = tokenizer.encode(content(rows * length), add_special_tokens=False)
-    return np.array(token_ids[: rows * length], np.int64).reshape(rows, length)
+    prose = "".join(file.read_text(encoding="utf-8") for file in files) or content(rows * length)
+    token_ids = tokenizer.encode(prose, add_special_tokens=False)
+    if len(token_ids) < rows * length:
+        raise SystemExit(f"the text has {len(token_ids)} tokens, fewer than {rows} windows of {length}")
+    begin = tokenizer.encode("", add_special_tokens=True)[:1]
+    return cut(token_ids if files else token_ids[: rows * length], begin, rows, length)
+
+
+def cut(token_ids: Sequence[int], begin: Sequence[int], rows: int, length: int) -> Tokens:
+    """Return `rows` windows at equal distances, each of `begin` and then tokens of the text."""
+    own, distance = length - len(begin), len(token_ids) // rows
+    starts = range(0, distance * rows, distance)
+    return np.array([[*begin, *token_ids[start : start + own]] for start in starts], np.int64)
 
 
 def decode(
@@ -64,21 +109,23 @@ def allocate_slabs(device: Device, config: ModelConfig, tokens: Tokens) -> list[
     return [device.allocate((pages, elements), dtype) for elements in config.page_elements]
 
 
-def perplexity(device: Device, directory: Path, length: int) -> tuple[float, str]:
-    """Return the perplexity, and a description of the weight and cache types."""
+def score(device: Device, directory: Path, length: int, files: Sequence[Path]) -> tuple[Scores, str]:
+    """Score the text, and describe the types of the weights and the cache."""
     artifact = Artifact.open(directory)
     assert artifact.manifest is not None
     options, config = artifact.manifest.options, artifact.config
     rows = max(options.decode_batch_sizes)
     program = device.load_program(artifact.vmfb, artifact.parameters, config.module_name)
-    tokens = windows(artifact, rows, length)
+    tokens = windows(artifact, rows, length, files)
     slabs = allocate_slabs(device, config, tokens)
-    total = 0.0
+    known, best = [], []
     for position, logprobs in enumerate(decode(device, program, slabs, config.stride, tokens)):
-        total -= float(logprobs[np.arange(rows), tokens[:, position + 1]].sum())
+        known.append(logprobs[np.arange(rows), tokens[:, position + 1]])
+        best.append(logprobs.argmax(axis=1))
         if sys.stderr.isatty():
             print(f"\r{directory}: {position + 2} of {length}", end="", file=sys.stderr)
-    return float(np.exp(total / (rows * (length - 1)))), f"{options.weights}, KV {options.kv}"
+    scores = Scores(np.stack(known, axis=1), np.stack(best, axis=1))
+    return scores, f"{options.weights}, KV {options.kv}"
 
 
 def main() -> None:
@@ -88,14 +135,16 @@ def main() -> None:
     )
     parser.add_argument("directories", nargs="+", type=Path, metavar="DIR")
     parser.add_argument("--length", type=int, default=256, help="tokens in a window (default: %(default)s)")
+    parser.add_argument("--text", nargs="+", type=Path, default=[], metavar="FILE", help="another text")
     args = parser.parse_args()
     device = open_device("cpu")
     first = None
-    print("| weights | perplexity | to the first |\n| --- | --- | --- |")
+    print("| weights | perplexity | to the first | error, tokens | error, windows | same best token |")
+    print("|" + 6 * " --- |")
     for directory in args.directories:
-        value, what = perplexity(device, directory, args.length)
-        first = first or value
-        print(f"| {what} | {value:.3f} | {value / first - 1:+.2%} |", flush=True)
+        scores, what = score(device, directory, args.length, args.text)
+        first = first or scores
+        print(f"| {what} | {scores.perplexity:.3f} | {scores.compared(first)} |", flush=True)
     device.close()
 
 
