@@ -235,7 +235,7 @@ class BuildOptions:
     `chunk_sizes`: chunk lengths in tokens with a prefill entry of static shape, `prefill_bs{N}_s{S}`, in
     addition to the dynamic `prefill_bs{N}`; `extend_sizes`: token counts with an entry `extend_t{T}`, in
     addition to the dynamic `extend`; `decode_loop_sizes`: batch sizes with an entry `decode_loop_bs{N}`
-    (several decode steps in one invocation); `top_k`: candidates per sequence of the on-device sampler.
+    (decodes that draw the next tokens); `top_k`: candidates per sequence of the on-device sampler.
     `activation_bits`: bits to which CPUs round activations to multiply weights in blocks. With 16, for AMX,
     activations and weights are multiplied in bf16.
     `batch_invariant`: on AMD GPUs, all entries compute the same bits for a token; on CPUs, they always do.
@@ -285,7 +285,7 @@ class BuildOptions:
 
     @property
     def loop_sizes(self) -> tuple[int, ...]:
-        """The batch sizes with a decode loop (several decode steps in one invocation).
+        """The batch sizes with a decode loop (a decode that draws the next tokens).
 
         By default only on GPUs, where host and device then work in parallel; on a CPU they share the cores.
         """

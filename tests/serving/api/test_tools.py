@@ -251,6 +251,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice", "`h`"),
     ({"tools": [*TOOLS, TOOLS[0]]}, "tools", "several functions `f`"),
     ({"tools": TOOLS, "regex": "a"}, "regex", "leave one of them out"),
+    ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, "regex", "leave one of them out"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.function.name", "pattern"),
     ({"tools": [{"type": "function", "function": {"name": "a" * 257}}]}, "tools.function.name", "pattern"),
     ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools.type", "function"),

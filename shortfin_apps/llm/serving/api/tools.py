@@ -158,6 +158,14 @@ def _grammar(named: Named | None, use: ToolUse, model: ServedModel) -> AskedGram
     With required calls or a JSON schema: reasoning, then calls or JSON. With optional calls to strict
     functions: reasoning, then text with valid calls. Optional calls to other functions need no grammar.
     """
+    schema = None if named is None else _schema_of(named[1])
+    if named is not None and schema is None and use.functions:
+        param, _ = named
+        raise InvalidRequestError(
+            f"`{param}` must be a JSON schema if there are `tools`; leave one of them out, or set "
+            "`tool_choice` to `none`",
+            param,
+        )
     if use.is_required:
         return AskedGrammar("tools", _sources(use, partial(_lark, model, None)))
     if named is None:
@@ -165,12 +173,6 @@ def _grammar(named: Named | None, use: ToolUse, model: ServedModel) -> AskedGram
     param, source = named
     if _is_bare(named, use, model):
         return AskedGrammar(param, [lambda prompt: source])
-    if (schema := _schema_of(source)) is None:
-        raise InvalidRequestError(
-            f"`{param}` must be a JSON schema if there are `tools`; leave one of them out, or set "
-            "`tool_choice` to `none`",
-            param,
-        )
     return AskedGrammar(param, _sources(use, partial(_lark, model, schema)))
 
 
