@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +23,8 @@ from tests import hip, kernel_families
 from tests.hip import EmulatedGpus
 
 TINY_OPTIONS = BuildOptions()
+# Of a draft model: its program draws tokens.
+DRAFT_OPTIONS = replace(TINY_OPTIONS, decode_batch_sizes=(1, 4), decode_loop_sizes=(1, 4))
 LONGEST = (
     "tests/test_checks.py",
     "tests/integration/test_hip_sample.py",

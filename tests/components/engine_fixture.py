@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from shortfin_apps.llm.components.batching import make_mode
@@ -35,7 +35,6 @@ from shortfin_apps.llm.components.speculation.options import SpeculationOptions
 from shortfin_apps.llm.contract.abi import HIDDEN_PER_SLOT
 from shortfin_apps.llm.contract.config import ModelConfig
 from tests.components.fake_device import (
-    VOCAB,
     FakeBuffer,
     FakeDevice,
     FakeProgram,
@@ -132,19 +131,12 @@ def make_draft(
     round_cost: float = 0.0,
     catch_up_tokens: int = 16,
     prefix_cache: PrefixCache = "trie",
-    logits_only: bool = False,
-    draws: bool = False,
+    loop_sizes: tuple[int, ...] = (1, 2, 4, 8),
 ) -> FakeDraft:
-    """It drafts what the model of `repeats` chooses, but for a share of `errs`.
-
-    With `draws`, its program draws the tokens.
-    """
-    if logits_only:
-        config = replace(config, top_k=None)
+    """It drafts what the model of `repeats` chooses, but for a share of `errs`."""
     program = FakeProgram(config, Faults(), extend_rank=1)
     program.repeats, program.errs = repeats, errs
-    if draws:
-        program.loop_sizes, program.sample_sizes = config.decode_batch_sizes, (2, 4)
+    program.loop_sizes, program.sample_sizes = loop_sizes, (2, 4)
     device = FakeDevice(program)
     num_pages, num_window_pages, window = config.paged_kv_cache.device_block_count, 0, None
     if config.window_tokens is not None:
@@ -156,7 +148,6 @@ def make_draft(
     options = DraftOptions(
         max_tokens=max_tokens,
         max_seq_len=config.max_seq_len,
-        vocab_size=None if draws else VOCAB,
         round_cost=round_cost,
     )
     tables = SlotTables(device, program.entries)  # make_rig replaces them by the model's
@@ -236,9 +227,7 @@ def make_rig(
         drafter = DraftLayer(
             runner,
             cache,
-            DraftOptions(
-                max_tokens=HIDDEN_PER_SLOT - 1, max_seq_len=config.max_seq_len, vocab_size=None, round_cost=0
-            ),
+            DraftOptions(max_tokens=HIDDEN_PER_SLOT - 1, max_seq_len=config.max_seq_len, round_cost=0),
         )
     engine = Engine(
         scheduler=scheduler,

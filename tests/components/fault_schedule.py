@@ -279,7 +279,7 @@ def random_draft(rng: random.Random) -> FakeDraft:
         round_cost=rng.choice([0, 0.1]),
         catch_up_tokens=rng.choice([1, 8, 64]),
         prefix_cache=rng.choice(["none", "trie"]),
-        draws=rng.random() < 0.5,
+        loop_sizes=rng.choice([(1, 2, 4, 8), (8,)]),
     )
     fault_rate, nan_rate = rng.choice([0, 0, 0.01, 0.2]), rng.choice([0, 0, 0.05])
 

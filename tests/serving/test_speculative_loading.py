@@ -19,7 +19,7 @@ from shortfin_apps.llm.serving.engine_settings import EngineSettings
 from shortfin_apps.llm.serving.loading import ModelFacts, make_engine
 from shortfin_apps.llm.serving.speculative_loading import DraftFiles, load_draft_program
 from tests.components.self_test.compiled import build_model
-from tests.conftest import TINY_OPTIONS, BuildTiny
+from tests.conftest import DRAFT_OPTIONS, BuildTiny
 
 
 def files_of(artifact: Artifact, **changes: Any) -> DraftFiles:
@@ -31,7 +31,7 @@ def files_of(artifact: Artifact, **changes: Any) -> DraftFiles:
 def test_a_draft_model_has_pages_for_all_tokens_of_the_models(
     tiny_artifact: Artifact, build_tiny: BuildTiny
 ) -> None:
-    draft = build_tiny(replace(TINY_OPTIONS, block_seq_stride=32))
+    draft = build_tiny(replace(DRAFT_OPTIONS, block_seq_stride=32))
     with closing(open_device()) as device:
         loaded = load_draft_program(device, files_of(draft), None, 4, 8)
         assert loaded.num_pages(320) == 11
@@ -42,9 +42,9 @@ def test_a_draft_model_has_pages_for_all_tokens_of_the_models(
 
 
 def test_the_models_pages_leave_room_for_the_draft_models(
-    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+    build_tiny: BuildTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    artifact, spare = tiny_artifact, 5 << 20
+    artifact, spare = build_tiny(DRAFT_OPTIONS), 5 << 20
     files = (artifact.config, artifact.vmfb, artifact.parameters, frozenset[int]())
     totals = []
     with closing(open_device()) as device:
@@ -69,13 +69,19 @@ def test_a_draft_model_that_cannot_go_back_is_refused_by_its_name(
             load_draft_program(device, files, None, 4, 8)
 
 
+def test_a_draft_model_that_cannot_draw_is_refused_by_its_name(tiny_artifact: Artifact) -> None:
+    how = r"the draft model: .* cannot draw .* build it with `--decode-loop-sizes 1,2,4,8,16,32`"
+    with closing(open_device()) as device, pytest.raises(ArtifactError, match=how):
+        load_draft_program(device, files_of(tiny_artifact), None, 4, 8)
+
+
 def test_what_a_round_takes_is_measured_beside_a_decode_of_the_model(
-    tiny_artifact: Artifact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    build_tiny: BuildTiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     taken = iter([0.25, 1.0])  # of the draft model, and of the model
     monkeypatch.setattr(speculative_loading, "decode_s", lambda runner, num_runs: next(taken))
     caplog.set_level("INFO")
-    artifact = tiny_artifact
+    artifact = build_tiny(DRAFT_OPTIONS)
     files = (artifact.config, artifact.vmfb, artifact.parameters, frozenset[int]())
     with closing(open_device()) as device:
         make_engine(device, *files, EngineSettings(), ModelFacts(draft_model=files_of(artifact)))
@@ -84,7 +90,8 @@ def test_what_a_round_takes_is_measured_beside_a_decode_of_the_model(
 
 def test_a_draft_model_may_have_a_draft_layer_which_is_not_used(tmp_path: Path) -> None:
     """Its entries keep hidden states for as many requests as run. Here, it is the model itself."""
-    built = build_model(tmp_path, replace(SPEC, draft=DraftBlocks(blocks=SPEC.layers[0])))
+    spec = replace(SPEC, draft=DraftBlocks(blocks=SPEC.layers[0]))
+    built = build_model(tmp_path, spec, DRAFT_OPTIONS)
     files = (built.config, built.vmfb, [built.parameters], frozenset[int]())
     draft = DraftFiles(config=built.config, vmfb=built.vmfb, parameters=[built.parameters], round_cost=0.0)
     with closing(open_device()) as device:

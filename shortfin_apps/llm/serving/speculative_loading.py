@@ -119,7 +119,6 @@ class DraftProgram:
     round_cost: float | None  # None: to be measured
     max_running: int
     max_tokens: int  # drafted per request at once
-    vocab_size: int | None  # vocabulary size of the tokenizer
 
     def num_pages(self, num_tokens: int) -> int:
         """Return the number of pages, with the scratch page, for requests of `num_tokens` tokens in total."""
@@ -159,9 +158,15 @@ def load_draft_program(
             )
         if problem := _problem_with_proposals(config, buckets, "--speculative-model"):
             raise ArtifactError(problem)
+        if not (buckets.can_run_ahead and buckets.draws_rows):
+            sizes = ",".join(map(str, config.decode_batch_sizes))
+            raise ArtifactError(
+                f"the VMFB cannot draw tokens on the device; build it with `--decode-loop-sizes {sizes}`, or "
+                "give `--speculative-model` its source, which `serve` builds so"
+            )
     except ArtifactError as error:
         raise ArtifactError(f"the draft model: {error}") from error
-    return DraftProgram(config, program, files.round_cost, max_running, max_tokens, vocab_size)
+    return DraftProgram(config, program, files.round_cost, max_running, max_tokens)
 
 
 def make_draft_model(
@@ -195,17 +200,10 @@ def make_draft_model(
     options = DraftOptions(
         max_tokens=draft.max_tokens,
         max_seq_len=config.max_seq_len,
-        vocab_size=None if _has_tokens_of(model, runner) else draft.vocab_size,
         round_cost=cost,
     )
     cache = make_page_cache(config, prefix_cache, num_pages, num_window_pages)
     return DraftModel(runner, cache, options, model.slots)
-
-
-def _has_tokens_of(model: BatchRunner, draft: BatchRunner) -> bool:
-    """Return whether the model is known to have an embedding for each token that the draft model may draw."""
-    counts_tokens = model.buckets.draws_adjusted_rows and draft.buckets.draws_adjusted_rows
-    return counts_tokens and draft.slots.vocab_size <= model.slots.vocab_size
 
 
 def make_draft_layer(
@@ -218,7 +216,6 @@ def make_draft_layer(
     options = DraftOptions(
         max_tokens=settings.speculative_tokens,
         max_seq_len=config.max_seq_len,
-        vocab_size=None,
         round_cost=cost,
     )
     return DraftLayer(model, cache, options)

@@ -44,3 +44,16 @@ def test_close_frees_nothing_before_every_future_is_resolved(
     pending = [program.submit("double_i64", [device.upload(np.full((1, 2), i))]) for i in range(3)]
     device.close()
     assert answered_at_release == [True] * 3
+
+
+def test_any_number_of_arrays_may_be_freed_at_once(artefacts: Path) -> None:
+    device = open_hostcpu()
+    program = device.load_program(artefacts / "fenced.vmfb", [artefacts / "model.irpa"], "m")
+    for _ in range(3):
+        buffers = [device.upload(np.full((1, 2), number)) for number in range(300)]
+        for buffer in buffers:
+            program.submit("double_i64", [buffer]).wait()
+        del buffer, buffers
+        result = program.submit("double_i64", [device.upload(np.full((1, 2), 4))]).wait()
+        assert device.download(result[0]).tolist() == [[8, 8]]
+    device.close()

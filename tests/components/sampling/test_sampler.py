@@ -4,15 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shortfin_apps.llm.components.request.request import Chooser, Request
 from shortfin_apps.llm.components.sampling.candidates import Candidates
 from shortfin_apps.llm.components.sampling.sampler import (
     MAX_FORCED_TOKENS,
     Sampler,
-    drafted_token,
 )
 from shortfin_apps.llm.contract.abi import NO_TOP_K, SamplingField
 from shortfin_apps.llm.contract.errors import InvalidRequestError, InvocationError
@@ -259,34 +256,3 @@ def test_forced_tokens_are_known_where_nothing_else_bans_them_or_needs_their_row
 def test_below_the_normal_numbers_of_f32_the_best_candidate_decides() -> None:
     request = Request(call("a", [1], temperature=1e-46))
     assert not Sampler(frozenset(), num_candidates=1).needs_logits(request)
-
-
-@settings(max_examples=200)
-@given(
-    seed=st.integers(0, 2**32),
-    params=st.fixed_dictionaries(
-        {
-            "temperature": st.sampled_from([0.0, 0.3, 1.0, 2.0]),
-            "top_k": st.sampled_from([0, 3, 40]),
-            "top_p": st.sampled_from([0.5, 0.9, 1.0]),
-            "min_p": st.sampled_from([0.0, 0.1]),
-            "seed": st.integers(0, 2**63 - 1),
-        }
-    ),
-    ahead=st.lists(st.integers(0, 63), max_size=4),
-)
-def test_a_drafted_token_is_what_a_model_of_the_same_row_samples(
-    seed: int, params: dict[str, Any], ahead: list[int]
-) -> None:
-    """Where the candidates are the whole row; behind drafted tokens, once the model has chosen them."""
-    logits = np.random.default_rng(seed).standard_normal(64).astype(np.float32) * 3
-    best_first = np.argsort(-logits, kind="stable")
-    request = Request(call("a", [1, 2], 9, **params))
-    drafted = drafted_token(Candidates(logits[best_first], best_first, None), request, len(ahead))
-    request.token_ids += ahead
-    assert drafted == SAMPLER.sample(Candidates(logits[:0], best_first[:0], logits), request)
-
-
-def test_a_drafted_token_of_a_row_without_candidates_is_the_best() -> None:
-    request = Request(call("a", [1], 9, temperature=2.0, seed=1))
-    assert drafted_token(Candidates(LOGITS[:0], np.empty(0, np.int64), LOGITS), request, 0) == LOGITS.argmax()

@@ -190,7 +190,8 @@ def test_a_draft_models_source_is_built_with_its_own_types(
 ) -> None:
     config = built(settings("random:tiny", weights="f32", speculative_model="random:tiny-hybrid"))
     drafts, models = built_with
-    assert drafts[3:] == ["build", "random:tiny-hybrid", "--in-cache", "--device", "cpu"]
+    loops = "--decode-loop-sizes", "1,2,4,8,16,32"  # so that it draws tokens
+    assert drafts[3:] == ["build", "random:tiny-hybrid", "--in-cache", "--device", "cpu", *loops]
     assert models[4] == "random:tiny"
     assert config.engine.speculative_model == config.model.artifact == tmp_path / "made"
 

@@ -51,6 +51,17 @@ def test_a_draft_model_of_other_tokens_is_refused(tiny_artifact: Artifact, tmp_p
         load_model(tiny_artifact, config, ServerMetrics("m"), open_draft(config))
 
 
+def test_a_draft_model_of_more_tokens_is_refused(tiny_artifact: Artifact, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_artifact.vmfb.parent, other)
+    manifest = json.loads((other / "manifest.json").read_text(encoding="utf-8"))
+    manifest["vocab_size"] += 1
+    (other / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    config = config_of(tiny_artifact, speculative_model=other, verify="none")
+    with pytest.raises(ArtifactError, match=r"the draft model has \d+ tokens, and the model only \d+"):
+        load_model(tiny_artifact, config, ServerMetrics("m"), open_draft(config))
+
+
 def test_penalties_of_generation_config_are_no_defaults_of_a_model_without_logits(
     tiny_artifact: Artifact, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,9 +5,9 @@
                 A round is one invocation for all requests that get drafts.
                 The main model computes t, x and y, one row each (speculation.py).
 
-If the draft model's program can draw tokens, as those for GPUs can, all rounds are queued at once, and the
-main model's invocation after them: the device keeps drafted tokens in the main model's table (abi.py).
-Otherwise the host samples the tokens of each round before the next one.
+All rounds are queued at once, and the main model's invocation after them. The draft model's program draws
+the tokens into the main model's table on the device (abi.py), where the next round and the main model's
+program read them.
 
 The draft model has its own page table, with a lease for each request that it drafts for, and shares prefixes
 as the main model does. In the first round of a step, it catches up on each request's tokens that it has not
@@ -34,7 +34,6 @@ from shortfin_apps.llm.components.kvcache.cache import KVCache
 from shortfin_apps.llm.components.kvcache.lease import Lease
 from shortfin_apps.llm.components.request.request import Request, State
 from shortfin_apps.llm.components.sampling.device_sampling import sampling_fields
-from shortfin_apps.llm.components.sampling.sampler import drafted_token
 from shortfin_apps.llm.contract.abi import EntryFamily, Layout, SamplingField
 
 CATCH_UP_TOKENS = 256  # over all requests in one step
@@ -75,8 +74,6 @@ class DraftModel(Drafter):
         self._tables = tables
         self._catch_up_tokens = catch_up_tokens
         self._sequences: dict[Request, _Sequence] = {}
-        can_draw = runner.buckets.can_run_ahead and runner.buckets.draws_rows
-        self._draws = can_draw and options.vocab_size is None  # only the host can leave out tokens
 
     def forget_ended(self) -> None:
         """Release the pages of requests that no longer run."""
@@ -89,7 +86,6 @@ class DraftModel(Drafter):
 
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
         """Draft round by round; the first one catches up on uncomputed tokens."""
-        compute = self._queue if self._draws else self._sample
         tasks, left = [], self._catch_up_tokens
         for request, count in wanted.items():
             if left and (sequence := self._ready(request, count)) is not None:
@@ -99,16 +95,15 @@ class DraftModel(Drafter):
         drafted: dict[Request, list[int]] = defaultdict(list)
         number = 0
         while tasks:
-            for request, token_id in compute(tasks).items():
+            for request, token_id in self._queue(tasks).items():
                 drafted[request].append(token_id)
             number += 1
             going = [r for r, tokens in drafted.items() if len(tokens) == number < wanted[r]]
             tasks = [self._task(r, drafted[r][-1:], len(r.token_ids) + number - 1) for r in going]
-        if not self._draws:
-            self._keep_ahead(drafted)
-        elif not drafted:  # no batch has proposed tokens, so none would wait for the invocation
+        if self._queued and not drafted:  # no batch has proposed tokens, so none would wait
             self._drawn(self._queued)
             self._queued.clear()
+            self._failures = 0
         return drafted
 
     def _queue(self, tasks: Sequence[LlmTaskInput]) -> dict[Request, int]:
@@ -132,7 +127,9 @@ class DraftModel(Drafter):
         for task, token_id in self._computed(queued):
             if self._note(task, is_finite=token_id >= 0):
                 drafted[task.request].append(token_id)
-        self._keep_ahead(drafted)
+        for request, tokens in drafted.items():
+            if (sequence := self._sequences.get(request)) is not None:
+                sequence.ahead = tokens[:-1]
         return drafted
 
     def _computed(self, queued: Sequence[Queued]) -> Iterator[tuple[LlmTaskInput, int]]:
@@ -147,24 +144,6 @@ class DraftModel(Drafter):
 
     def _fields(self, request: Request) -> array[int]:
         return self._sequences[request].fields
-
-    def _sample(self, tasks: Sequence[LlmTaskInput]) -> dict[Request, int]:
-        """Run an invocation of the tasks; sample the next token of each request that is caught up.
-
-        Tokens that the main model's vocabulary lacks are left out.
-        """
-        decodes = self._runner.buckets.holds_decodes(len(tasks)) and all(len(t.token_ids) == 1 for t in tasks)
-        family = EntryFamily.DECODE if decodes else EntryFamily.EXTEND
-        result = self._runner.run(Batch(family, tuple(tasks)))
-        with_logits, vocab_size = not self._runner.num_candidates, self._options.vocab_size
-        sampled: dict[Request, int] = {}
-        for index, task in enumerate(tasks):
-            row = result.row(index, with_logits=with_logits)
-            if self._note(task, is_finite=row.is_finite):
-                token_id = drafted_token(row, task.request, task.seq_len - len(task.request.token_ids))
-                if vocab_size is None or token_id < vocab_size:
-                    sampled[task.request] = token_id
-        return sampled
 
     def _note(self, task: LlmTaskInput, *, is_finite: bool) -> bool:
         """Note that a task is computed, and publish full pages; return whether its row drafts a token.
@@ -182,12 +161,6 @@ class DraftModel(Drafter):
             sequence.num_computed = task.seq_len
             self._cache.publish(sequence.lease, request.token_ids, task.seq_len)
         return _is_caught_up(task)
-
-    def _keep_ahead(self, drafted: Mapping[Request, Sequence[int]]) -> None:
-        """Remember the drafted tokens that the cache holds: all but the last."""
-        for request, tokens in drafted.items():
-            if (sequence := self._sequences.get(request)) is not None:
-                sequence.ahead = list(tokens[:-1])
 
     def _tasks(self, request: Request, start: int, end: int) -> list[LlmTaskInput]:
         """Create tasks for tokens `start` to `end`: single tokens up to a page boundary, then a chunk."""
@@ -213,7 +186,7 @@ class DraftModel(Drafter):
 
     def _new_fields(self, request: Request) -> array[int]:
         num_candidates = self._runner.num_candidates
-        fields = sampling_fields(request, num_candidates, draws_rows=self._draws)
+        fields = sampling_fields(request, num_candidates, draws_rows=True)
         fields[SamplingField.TOP_K] = min(fields[SamplingField.TOP_K], num_candidates)
         return fields
 

@@ -42,13 +42,11 @@ class DraftOptions:
     """Options of a drafter.
 
     `max_tokens`: maximum drafted tokens per request and step. `max_seq_len`: the drafter's context length.
-    `vocab_size`: the main model's vocabulary; other token IDs are not proposed (None: no limit).
     `round_cost`: cost of a round, relative to reading the main model's weights once (acceptance.py).
     """
 
     max_tokens: int
     max_seq_len: int
-    vocab_size: int | None
     round_cost: float
 
 
@@ -110,8 +108,6 @@ class Drafter(ABC):
             self._give_up(queued, waits=not isinstance(error, DeviceLostError))
             self._count_failure(error)
             return {}
-        if not self._queued:
-            self._failures = 0
         return drafted
 
     def learn(self, proposed: Mapping[Request, Sequence[LlmTaskInput]]) -> None:

@@ -12,8 +12,6 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 
-import numpy as np
-
 from shortfin_apps.llm.components.request.request import Chooser, Request
 from shortfin_apps.llm.components.request.sampling_params import SamplingParams
 from shortfin_apps.llm.components.sampling.adjustments import (
@@ -255,20 +253,3 @@ def _chosen(row: Candidates, request: Request, index: int) -> int:
         return draw_from_row(row.logits, row.best, params, request.seed, index)
     token_ids, weights = kept(row, row.best, params)
     return int(token_ids[draw(weights, request.seed, index)])
-
-
-def drafted_token(row: Candidates, request: Request, num_ahead: int) -> int:
-    """Choose the output token after `num_ahead` more tokens from a draft model's `row`, as `sample` would.
-
-    Uses the random number that `sample` will use for this token. If the draft model's row is similar to the
-    main model's, the two therefore choose the same token, even if it is not the likeliest. Adjustments and
-    non-candidates are ignored. For a row with `logits`, the best token is returned.
-    """
-    params, index = request.call.params, request.num_generated + num_ahead
-    if params.greedy or row.logits is not None:
-        return row.best_token_id
-    if params.top_k:
-        return _chosen(row, request, index)
-    order = np.argsort(row.token_ids)  # as in a whole row
-    place = draw_from_row(row.values[order], row.best, params, request.seed, index)
-    return int(row.token_ids[order[place]])

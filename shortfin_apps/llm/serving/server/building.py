@@ -29,6 +29,7 @@ from shortfin_apps.llm.contract.errors import ArtifactError, BuildError, missing
 from shortfin_apps.llm.contract.host_cpu import HostCpu
 from shortfin_apps.llm.contract.host_gpu import AUTO, HostGpu, device_of_this_machine
 from shortfin_apps.llm.contract.source_name import SCHEMES
+from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.serving.server.config import BUILD_SETTINGS, ServerConfig, flag
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,9 @@ def built(config: ServerConfig) -> ServerConfig:
     if draft is not None and is_eagle_head(str(draft)):
         return _built_with_head(config, draft)
     if draft is not None and is_source(draft):
-        config = config.changed(speculative_model=_directory_of(draft, config, ()))
+        sizes = ",".join(map(str, BuildOptions().decode_batch_sizes))
+        draws = () if config.engine.is_on_gpu else ("--decode-loop-sizes", sizes)  # the default on GPUs
+        config = config.changed(speculative_model=_directory_of(draft, config, (), draws))
     if config.model.artifact is None or not is_source(config.model.artifact):
         for name in BUILD_SETTINGS:
             if getattr(config.model, name) is not None:
@@ -133,7 +136,7 @@ def _built_with_head(config: ServerConfig, head: Path) -> ServerConfig:
         raise ArtifactError(
             f"`--speculative ngram` drafts from text, and {head} is an EAGLE-3 head: give one of them"
         )
-    directory = _directory_of(source, config, BUILD_SETTINGS, head)
+    directory = _directory_of(source, config, BUILD_SETTINGS, ("--speculative-model", str(head)))
     changed = config.changed(
         artifact=directory, device=_served_device(config), speculative_model=None, speculative="mtp"
     )
@@ -141,16 +144,14 @@ def _built_with_head(config: ServerConfig, head: Path) -> ServerConfig:
 
 
 def _directory_of(
-    source: Path, config: ServerConfig, settings: Sequence[str], head: Path | None = None
+    source: Path, config: ServerConfig, settings: Sequence[str], flags: Sequence[str] = ()
 ) -> Path:
     try:
         first_look(str(source))
     except ModuleNotFoundError as error:
         raise BuildError(missing_extra(error) or str(error)) from error
     check_gpu(_served_device(config))  # checked first, as a build for a GPU takes minutes
-    command = build_command(source, config, settings)
-    if head is not None:
-        command += ["--speculative-model", str(head)]
+    command = [*build_command(source, config, settings), *flags]
     return Path(_run([sys.executable, "-m", "shortfin_apps.llm", *command]))
 
 

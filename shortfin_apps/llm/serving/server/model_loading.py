@@ -251,12 +251,20 @@ def tell_defaults(generation: dict[str, Any], config: ServerConfig, *, returns_l
         )
 
 
-def _check_same_tokens(tokenizer: Tokenizer, draft: Artifact) -> None:
-    """Raise ArtifactError for a draft model with different token ids."""
+def _check_same_tokens(tokenizer: Tokenizer, vocab_size: int | None, draft: Artifact) -> None:
+    """Raise ArtifactError for a draft model with different token ids, or with more than `vocab_size`.
+
+    The device reads the embedding of a drafted token without a check.
+    """
     if not tokenizer.has_the_tokens_of(Tokenizer.load(draft.tokenizer, draft.tokenizer_config)):
         raise ArtifactError(
             f"{draft.tokenizer}: the draft model has other tokens than the model; `--speculative-model` "
             "needs one of the same tokenizer, as a smaller model of the same family has"
+        )
+    if vocab_size is not None and draft.vocab_size is not None and draft.vocab_size > vocab_size:
+        raise ArtifactError(
+            f"{draft.name}: the draft model has {draft.vocab_size} tokens, and the model only {vocab_size}; "
+            "`--speculative-model` needs one with at most as many"
         )
 
 
@@ -277,7 +285,7 @@ def _load_engine(
 ) -> AsyncEngine:
     """Load the engine with the artefact's VMFB on the configured device; call `confirm` before returning."""
     if draft is not None:
-        _check_same_tokens(tokenizer, draft)
+        _check_same_tokens(tokenizer, artifact.vocab_size, draft)
     _tell_dialect(tokenizer, config)
     generation = _generation_config(artifact)
     _defaults(generation, 1.0, config)  # raises for invalid defaults before the model is loaded
