@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shortfin_apps.llm.components.invocation.batch_runner import BatchRunner
 from shortfin_apps.llm.components.invocation.static_threshold import with_static_threshold
 from shortfin_apps.llm.components.recorder.dump_file import Dump, read_dump, write_dump
@@ -35,9 +37,10 @@ def executed_by(program: FakeProgram) -> Executed:
         if entry.startswith("decode_loop"):
             # The steps of a loop keep its first block table while that has the pages that they read. A replay
             # makes a table for each step, of all pages that the requests have by then.
-            read = max(arguments["positions"]) // program.config.stride + 1
+            read = arguments["positions"] // program.config.stride + 1
             for name in arguments.keys() & {"seq_block_ids", "window_block_ids"}:
-                arguments[name] = arguments[name][:, :read]
+                table = arguments[name][:, : max(read)]
+                arguments[name] = np.where(np.arange(max(read)) < read[:, None], table, 0)
         kept = arguments.keys() - NOT_COMPARED
         executed.append((entry, {name: arguments[name].tolist() for name in kept}))
         return run(entry, arrays)

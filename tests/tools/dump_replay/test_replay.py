@@ -29,7 +29,7 @@ from shortfin_apps.llm.components.recorder.records import (
 from shortfin_apps.llm.contract.errors import InvocationError
 from shortfin_apps.llm.tools.dump_replay.replay import Verdict
 from tests.components.engine_fixture import Rig, call, make_rig
-from tests.components.fake_device import FakeProgram
+from tests.components.fake_device import FakeProgram, Faults
 from tests.components.fault_schedule import Schedule, random_arrival, random_rig
 from tests.components.stepped_engine import SteppedClock
 from tests.tools.dump_replay.replays import Executed, dump_of, executed_by, fresh_program, replay_of
@@ -40,6 +40,8 @@ def undisturbed(seed: int, max_bytes: int = MAX_BYTES) -> tuple[Rig, FlightRecor
     rng, clock = random.Random(seed), SteppedClock()
     recorder = FlightRecorder(max_bytes=max_bytes, clock=clock)
     rig = random_rig(rng, clock, recorder=recorder)
+    if rig.draft is not None:
+        rig.draft.program.faults = Faults()
     return rig, recorder
 
 

@@ -108,6 +108,7 @@ class Replay:
         has_state = "state" in config.pools
         self._window_pages = KnownPages(config.stride, is_exact=has_state)
         self._inexact: set[int] = set()  # requests with pages or tokens that cannot be recomputed
+        self._given_up: set[tuple[int, int]] = set()  # requests and positions of drafts in the last batch
         self._drawn: dict[int, dict[int, int]] = {}  # the token IDs that each request drew, by position
         self._last: tuple[Launch, Sequence[Task]] | None = None  # the batch that draws take rows of
         self._is_lost = False
@@ -286,6 +287,8 @@ class Replay:
                 return Outcome(record=record, verdict=Verdict.DIFFERS, detail="it has other results")
             for row, (there, here) in enumerate(zip(recorded, found, strict=False)):
                 task = tasks[row] if row < len(tasks) else None
+                if task is not None and (task.request, task.start) in self._given_up:
+                    continue
                 if task is not None and task.request in self._inexact:
                     num_skipped += 1
                     continue
@@ -312,10 +315,18 @@ class Replay:
         return Batch(family, tuple(self._input(task) for task in tasks))
 
     def _prepared(self, tasks: Sequence[Task]) -> list[Task]:
-        """Restore the pages that the tasks read, and return the tasks with known tokens."""
-        prepared = []
+        """Restore the pages that the tasks read, and return the tasks with known tokens.
+
+        A token that the host did not know, after another one of its request, was drafted and then given up.
+        The device used what its table had in that place. The row had no effect, and is not compared.
+        """
+        prepared: list[Task] = []
+        self._given_up.clear()
         for task in tasks:
             self._check(task)
+            if is_unknown(task) and prepared and prepared[-1].request == task.request:
+                self._given_up.add((task.request, task.start))
+                task = Task(task.request, task.start, (0,), task.state_page)
             if task.request in self._requests.unchecked:
                 self._requests.unchecked.discard(task.request)
                 self._inexact.discard(task.request)
