@@ -86,6 +86,7 @@ class DraftModel(Drafter):
 
     def _rounds(self, wanted: Mapping[Request, int]) -> dict[Request, list[int]]:
         """Draft round by round; the first one catches up on uncomputed tokens."""
+        self._runner.slots.use_tokens_of(self._tables)
         tasks, left = [], self._catch_up_tokens
         for request, count in wanted.items():
             if left and (sequence := self._ready(request, count)) is not None:
@@ -109,7 +110,6 @@ class DraftModel(Drafter):
     def _queue(self, tasks: Sequence[LlmTaskInput]) -> dict[Request, int]:
         """Queue an invocation of the tasks; return the next token of each request that is caught up."""
         slots = self._runner.slots
-        slots.use_tokens_of(self._tables)
         places = [
             slots.drafted_place(task.request.slot, task.seq_len) if _is_caught_up(task) else -1
             for task in tasks

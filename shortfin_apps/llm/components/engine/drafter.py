@@ -147,7 +147,7 @@ class Drafter(ABC):
     def settle(self) -> None:  # noqa: B027
         """Wait for drafts made ahead, and drop them, if they have become useless or pages must be zeroed.
 
-        Callers must have committed the batch of which `draft_ahead` was told.
+        Callers must have committed the batch that was in flight when they called `draft_ahead`.
         """
 
     def abandon(self, *, waits: bool = True) -> None:  # noqa: B027

@@ -378,8 +378,9 @@ class ShortfinDevice:
             for array in freed:
                 self._arrays.pop(id(array), None)
             del array, freed
-            for stage in range(len(self._fiber.raw_devices)):
-                await Completion(self._fiber.device(stage))
+            if self._disposed:  # wait between groups only, as every invocation comes here
+                for stage in range(len(self._fiber.raw_devices)):
+                    await Completion(self._fiber.device(stage))
 
     async def _drain(self) -> None:
         for task in list(self._in_flight):
