@@ -29,7 +29,7 @@ RANDOM_PAGES = 61  # distinct pages, repeated; not a divisor of a batch's number
 MAX_ERROR = 2e-2  # of bf16 results, relative to their norm
 
 Entry = Mapping[str, Any]  # of kernels.json
-_BYTES = {"bf16": 2, "f32": 4, "i64": 8, "i32": 4}
+_BYTES = {"bf16": 2, "i8": 1, "f32": 4, "i64": 8, "i32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,9 @@ def _time(cuda: Cuda, entry: Entry, function: Function, operands: _Operands, exp
         cuda.launch(function, grid, addresses, [*operands.numbers, layer])
 
     operands.reset()
+    operands.upload_lengths(operands.ragged)
     launch()
+    operands.upload_lengths(np.full(batch.rows, batch.cached))
     error = float(np.linalg.norm(operands.result() - expected) / np.linalg.norm(expected))
     heads, kv_heads, head_dim = entry["heads"]
     pairs = batch.rows * sum(range(batch.cached + 1, batch.length + 1))
@@ -145,7 +147,12 @@ def _time(cuda: Cuda, entry: Entry, function: Function, operands: _Operands, exp
         error=error,
         registers=function.registers,
         spilled_bytes=function.spilled_bytes,
-        cache_bytes=2 * _BYTES["bf16"] * batch.rows * batch.length * kv_heads * head_dim,
+        cache_bytes=2
+        * _BYTES[entry["buffers"]["cache"][0]]
+        * batch.rows
+        * batch.length
+        * kv_heads
+        * head_dim,
         flops=4 * pairs * heads * head_dim,
     )
 
@@ -168,14 +175,15 @@ class _Operands:
         rng = np.random.default_rng(7)
         _, page_elements = entry["buffers"]["cache"][1]
         self._q = _rounded(rng, (self._tokens, entry["buffers"]["q"][1][1]))
-        self._pages = _rounded(rng, (RANDOM_PAGES, page_elements))
+        self._is_bytes = entry["buffers"]["cache"][0] == "i8"
+        self._pages = _pages(rng, page_elements, entry)
         self._blocks = rng.permutation(np.arange(1, self._sizes["pages"])).reshape(batch.rows, -1)
-        most = max(entries, key=lambda each: int(each["most_splits"]))
+        most = max(entries, key=lambda each: int(each["most_splits"] or 0))
         self._memory = {name: cuda.allocate(self._num_bytes(most, name)) for name in most["buffers"]}
         self._most = most
-        for name, values in self._integers().items():
-            if name in self._memory:
-                cuda.upload(self._memory[name], values.astype(np.int64).tobytes())
+        self.ragged = batch.cached * np.arange(1, batch.rows + 1) // batch.rows
+        self._upload_integers("offsets", np.arange(batch.rows) * batch.tokens)
+        self._upload_integers("blocks", self._blocks)
         cuda.upload(self._memory["q"], to_bf16(self._q).tobytes())
         self._upload_cache()
 
@@ -186,7 +194,7 @@ class _Operands:
 
     def count(self, tiles: Mapping[str, Any], entry: Entry) -> int:
         """Return the number of workgroups in one dimension of the grid."""
-        splits = min(-(-self._width * entry["stride"] // entry["split"]), entry["most_splits"])
+        splits = min(-(-self._width * entry["stride"] // entry["split"]), entry["most_splits"] or 1)
         sizes = {**self._sizes, "splits": splits}
         more = sizes[tiles["more"]] if tiles["more"] else 0
         return int(-(-sizes[tiles["operand"]] // tiles["size"]) + more)
@@ -207,8 +215,18 @@ class _Operands:
         data = self._cuda.download(self._memory["out"], self._num_bytes(self._most, "out"))
         return from_bf16(np.frombuffer(data, np.uint16)).reshape(self._q.shape)[self._compared()]
 
+    def upload_lengths(self, cached: npt.NDArray[np.int64]) -> None:
+        """Let each row have as many cached tokens, which must be at most the batch's."""
+        self._cuda.wait()
+        self._upload_integers("starts", cached)
+        self._upload_integers("seq_lens", cached + self.batch.tokens)
+
+    def _upload_integers(self, name: str, values: npt.NDArray[np.int64]) -> None:
+        if name in self._memory:
+            self._cuda.upload(self._memory[name], values.astype(np.int64).tobytes())
+
     def expected(self) -> F32:
-        """Compute with numpy, in layer 0: first, middle and last token of the first and the last row."""
+        """Compute the `_compared` tokens of `ragged` rows with numpy, in layer 0."""
         return np.stack([self._attended(token) for token in self._compared()])
 
     def free(self) -> None:
@@ -216,16 +234,17 @@ class _Operands:
             self._cuda.free(address)
 
     def _compared(self) -> list[int]:
-        tokens = self.batch.tokens
-        last_row = (self.batch.rows - 1) * tokens
-        return sorted({row + at for row in (0, last_row) for at in (0, tokens // 2, tokens - 1)})
+        """Return the first, middle and last token of some rows."""
+        rows, tokens = self.batch.rows, self.batch.tokens
+        some = {row % rows for row in (0, 1, rows // 3, rows // 2, -2, -1)}
+        return sorted({row * tokens + at for row in some for at in (0, tokens // 2, tokens - 1)})
 
     def _attended(self, token: int) -> F32:
         row, at = divmod(token, self.batch.tokens)
         heads, kv_heads, head_dim = self._entry["heads"]
-        shape = (RANDOM_PAGES, self._entry["layers"], 2, self._entry["stride"], kv_heads, head_dim)
-        pages = self._pages.reshape(shape)[self._blocks[row] % RANDOM_PAGES, 0]
-        seen = self.batch.cached + at + 1
+        shape = (RANDOM_PAGES, self._entry["layers"], 2, self._entry["stride"], -1)
+        pages = self._values(self._pages.reshape(shape)[self._blocks[row] % RANDOM_PAGES, 0])
+        seen = int(self.ragged[row]) + at + 1
         slots = pages.swapaxes(0, 1).reshape(2, -1, kv_heads, head_dim)[:, :seen]
         keys, values = np.repeat(slots, heads // kv_heads, axis=2)
         scores = np.einsum("hd,nhd->hn", self._q[token].reshape(heads, head_dim), keys) / np.sqrt(head_dim)
@@ -234,19 +253,22 @@ class _Operands:
         attended: F32 = np.einsum("hn,nhd->hd", weights, values).reshape(-1)
         return attended
 
-    def _integers(self) -> dict[str, npt.NDArray[np.int64]]:
-        batch = self.batch
-        return {
-            "offsets": np.arange(batch.rows) * batch.tokens,
-            "starts": np.full(batch.rows, batch.cached),
-            "seq_lens": np.full(batch.rows, batch.length),
-            "blocks": self._blocks,
-        }
+    def _values(self, rows: npt.NDArray[Any]) -> F32:
+        """Return the elements of cache rows."""
+        if not self._is_bytes:
+            values: F32 = rows
+            return values
+        _, kv_heads, head_dim = self._entry["heads"]
+        elements = kv_heads * head_dim
+        scales = np.ascontiguousarray(rows[..., elements : elements + 4 * kv_heads]).view(np.float32)
+        heads = rows[..., :elements].reshape(*rows.shape[:-1], kv_heads, head_dim)
+        values = (heads * scales[..., None]).reshape(*rows.shape[:-1], elements)
+        return values
 
     def _upload_cache(self) -> None:
         """Fill page n with random page n % RANDOM_PAGES; each copy doubles the filled part."""
         address, total = self._memory["cache"], self._num_bytes(self._most, "cache")
-        data = to_bf16(self._pages).tobytes()
+        data = self._pages.tobytes() if self._is_bytes else to_bf16(self._pages).tobytes()
         self._cuda.upload(address, data[:total])
         done = len(data)
         while done < total:
@@ -257,6 +279,19 @@ class _Operands:
     def _num_bytes(self, entry: Entry, name: str) -> int:
         dtype, shape = entry["buffers"][name]
         return int(np.prod([self._sizes.get(size, size) for size in shape])) * _BYTES[dtype]
+
+
+def _pages(rng: np.random.Generator, elements: int, entry: Entry) -> npt.NDArray[Any]:
+    """Return random pages: f32 that are bf16, or i8 with the scales of heads after the elements of a row."""
+    if entry["buffers"]["cache"][0] != "i8":
+        return _rounded(rng, (RANDOM_PAGES, elements))
+    _, kv_heads, head_dim = entry["heads"]
+    rows = RANDOM_PAGES * entry["layers"] * 2 * entry["stride"]
+    pages = rng.integers(-127, 128, (rows, RANDOM_PAGES * elements // rows), np.int8)
+    scales = rng.uniform(0.01, 0.02, (rows, kv_heads)).astype(np.float32)
+    values = kv_heads * head_dim
+    pages[:, values : values + 4 * kv_heads] = scales.view(np.int8)
+    return pages.reshape(RANDOM_PAGES, elements)
 
 
 def _rounded(rng: np.random.Generator, shape: tuple[int, ...]) -> F32:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from bench.gpu.models import MODELS as GPU_MODELS
 from bench.kernel_folder import fill
@@ -24,28 +24,43 @@ from bench.whole_slab import whole_slab
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.lowering.triton.attention_kernels import AttentionKernels
-from shortfin_apps.llm.builder.lowering.triton.tiles import AttentionTile, TileTable, tiles_of
+from shortfin_apps.llm.builder.lowering.triton.byte_attention import byte_form
+from shortfin_apps.llm.builder.lowering.triton.tiles import FEW_ROWS, AttentionTile, TileTable, tiles_of
 from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.model.kv_layout import KVType
 from shortfin_apps.llm.model.spec import BuildOptions
 
 MODELS = {short: GPU_MODELS[name].spec for short, name in (("8b", "llama-3.1-8b"), ("135m", "smollm2-135m"))}
+Kind = Literal["decode", "batch", "prefill"]  # a batch is a decode of more than FEW_ROWS rows
 # (rows, new tokens of each, cached tokens of each)
-DECODES = {
-    "8b": ((1, 1, 1023), (8, 1, 1023), (64, 1, 1023), (1, 1, 8000)),
-    "135m": ((1, 1, 255), (32, 1, 255), (128, 1, 255), (1, 1, 8000)),
+BATCHES: dict[Kind, dict[str, tuple[tuple[int, int, int], ...]]] = {
+    "decode": {
+        "8b": ((1, 1, 1023), (8, 1, 1023), (32, 1, 1023), (1, 1, 8000)),
+        "135m": ((1, 1, 255), (32, 1, 255), (1, 1, 8000)),
+    },
+    "batch": {
+        "8b": ((64, 1, 1023), (256, 1, 1023), (256, 1, 1535), (512, 1, 191)),
+        "135m": ((64, 1, 511), (128, 1, 255), (128, 1, 1023)),
+    },
+    "prefill": {
+        "8b": ((1, 512, 0), (1, 2048, 0), (4, 512, 0), (1, 512, 3584)),
+        "135m": ((1, 512, 0), (4, 128, 0), (1, 2048, 0)),
+    },
 }
-PREFILLS = {
-    "8b": ((1, 512, 0), (1, 2048, 0), (4, 512, 0), (1, 512, 3584)),
-    "135m": ((1, 512, 0), (4, 128, 0), (1, 2048, 0)),
+TILES: dict[Kind, tuple[str, ...]] = {
+    "decode": tuple(
+        f"16x{columns}:{waves}:{stages}:{split}"
+        for columns, waves, stages, split in itertools.product((64, 128), (1, 2, 4), (2, 3), (128, 256))
+    ),
+    "batch": tuple(
+        f"16x{columns}:{waves}:{stages}:{split}"
+        for columns, waves, stages, split in itertools.product((32, 64), (1, 2, 4), (3, 5), (256, 1024))
+    ),
+    "prefill": (
+        *("64x64:4:2", "64x64:4:3", "64x64:4:4", "64x128:4:2", "64x128:4:3", "128x64:8:2", "128x64:8:3"),
+        *("128x128:8:2", "128x128:8:3", "128x32:8:3", "256x64:8:3"),
+    ),
 }
-DECODE_TILES = tuple(
-    f"16x{columns}:{waves}:{stages}:{split}"
-    for columns, waves, stages, split in itertools.product((64, 128), (1, 2, 4), (2, 3), (128, 256))
-)
-PREFILL_TILES = (
-    *("64x64:4:2", "64x64:4:3", "64x64:4:4", "64x128:4:2", "64x128:4:3", "128x64:8:2", "128x64:8:3"),
-    *("128x128:8:2", "128x128:8:3", "128x32:8:3", "256x64:8:3"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +84,33 @@ class Job:
 
     device: str
     model: str
-    is_decode: bool
+    kind: Kind
     tile: Tile
     is_built: bool
     batch_invariant: bool
+    kv: KVType
 
     def kernel(self) -> Kernel:
         tiles = replace(tiles_of(resolve_target(self.device)), split=self.tile.split)
-        if self.is_decode:
-            tried = replace(tiles, decode_attention=self.tile.tile)
-        else:
+        if self.kind == "prefill":
             tried = replace(tiles, attention=self.tile.tile)
+        else:
+            tried = replace(tiles, decode_attention=self.tile.tile)
         spec = MODELS[self.model]
-        options = BuildOptions(device=self.device, batch_invariant=self.batch_invariant)
+        options = BuildOptions(device=self.device, kv=self.kv, batch_invariant=self.batch_invariant)
         kernels, slab = AttentionKernels(spec, spec.attention, options, tried), whole_slab(spec, options)
-        if self.is_decode:
-            return kernels.attend_singles(slab).without({"offsets"})
-        return kernels.attend(False, slab)
+        if self.kind == "prefill":
+            return kernels.attend(False, slab)
+        kernel = kernels.attend_singles(slab).without({"offsets", "sinks"})
+        is_other_form = self.kind == "batch" and self.is_built and resolve_target(self.device).cpu == "sm_90"
+        return byte_form(kernel, "rows") if is_other_form else kernel
 
 
 def main() -> None:
     args = _parse()
-    jobs = list(_jobs(args.device, args.model or list(MODELS), args.only, args.tile, args.batch_invariant))
+    jobs = list(
+        _jobs(args.device, args.model or list(MODELS), args.only, args.tile, args.batch_invariant, args.kv)
+    )
     fill(args.folder, "attention_times.py", jobs, _compile, args.jobs)
 
 
@@ -101,11 +121,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda:sm_90", help="the GPU to compile for")
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
-    parser.add_argument("--only", choices=("decode", "prefill"), help="default: both")
+    parser.add_argument("--only", choices=get_args(Kind), help="default: all")
     parser.add_argument("--tile", type=tile_of, action="append", help="QUERIESxSLOTS:WAVES:STAGES[:SPLIT]")
     parser.add_argument(
         "--batch-invariant", action="store_true", help="as `build --batch-invariant` has them"
     )
+    parser.add_argument("--kv", choices=("bf16", "q8_0"), default="bf16", help="type of the cache")
     parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
     return parser.parse_args()
 
@@ -120,46 +141,44 @@ def tile_of(text: str) -> Tile:
 def _jobs(
     device: str,
     models: Sequence[str],
-    only: str | None,
+    only: Kind | None,
     given: Sequence[Tile] | None,
     batch_invariant: bool = False,
+    kv: KVType = "bf16",
 ) -> Iterator[Job]:
     """Yield the tile that a build uses, then others."""
     table = tiles_of(resolve_target(device))
-    for model in models:
-        for kind, labels in (("decode", DECODE_TILES), ("prefill", PREFILL_TILES)):
-            if only in (None, kind):
-                is_decode = kind == "decode"
-                built = _built(table, is_decode)
-                yield Job(device, model, is_decode, built, is_built=True, batch_invariant=batch_invariant)
-                for tile in given or map(tile_of, labels):
-                    if tile.label != built.label:
-                        yield Job(
-                            device, model, is_decode, tile, is_built=False, batch_invariant=batch_invariant
-                        )
+    for model, kind in itertools.product(models, [only] if only else get_args(Kind)):
+        built = _built(table, kind)
+        yield Job(device, model, kind, built, True, batch_invariant, kv)
+        for tile in given or map(tile_of, TILES[kind]):
+            if tile.label != built.label:
+                yield Job(device, model, kind, tile, False, batch_invariant, kv)
 
 
-def _built(table: TileTable, is_decode: bool) -> Tile:
-    return Tile(table.decode_attention, table.split) if is_decode else Tile(table.attention)
+def _built(table: TileTable, kind: Kind) -> Tile:
+    if kind == "prefill":
+        return Tile(table.attention)
+    chosen = table.for_rows(FEW_ROWS + (kind == "batch"))
+    return Tile(chosen.decode_attention, chosen.split)
 
 
 def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
     """Write the kernel's PTX and return its table entry; None if Triton cannot compile it."""
     target, kernel, spec = resolve_target(job.device), job.kernel(), MODELS[job.model]
-    kind = "decode" if job.is_decode else "prefill"
     try:
         code = compile_kernel(kernel, target.architecture, target.cpu)
     except Exception as error:  # Triton raises many types
-        print(f"{job.model} {kind} {job.tile.label}: {error!s}")
+        print(f"{job.model} {job.kind} {job.tile.label}: {error!s}")
         return None
-    file = f"{job.model}.{kind}.{job.tile.label.replace(':', '_')}.ptx.gz"
+    file = f"{job.model}.{job.kind}.{job.tile.label.replace(':', '_')}.ptx.gz"
     (folder / file).write_bytes(gzip.compress(code.image))
     return {
         "file": file,
-        "case": f"{job.model}.{kind}",
+        "case": f"{job.model}.{job.kind}",
         "is_built": job.is_built,
         "tile": job.tile.label,
-        "batches": (DECODES if job.is_decode else PREFILLS)[job.model],
+        "batches": BATCHES[job.kind][job.model],
         "layers": len(spec.layers),
         "heads": [spec.attention.heads, spec.attention.kv_heads, spec.attention.head_dim],
         "stride": BuildOptions().block_seq_stride,

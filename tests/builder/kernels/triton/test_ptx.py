@@ -1,4 +1,4 @@
-"""The assembly for NVIDIA's GPUs in blocks.py, by an interpreter of the few instructions that it has."""
+"""The assembly for NVIDIA's GPUs in blocks.py and byte_attention.py, in an interpreter of PTX."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from shortfin_apps.llm.model.weight_blocks import E2M1
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from shortfin_apps.llm.builder.kernels.triton import blocks
+from shortfin_apps.llm.builder.kernels.triton import blocks, byte_attention
 
 WORD = 0xFFFFFFFF
+ONES = 0x3C003C00  # of f16
 Registers = dict[str, int]
 Floats = npt.NDArray[np.float32]
 BF16, F16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
@@ -32,15 +33,21 @@ CODES = [
 
 def run(text: str, packed: int, scales: Floats, addends: Floats, dtype: np.dtype[Any]) -> Floats:
     """The eight floats that the code makes of four bytes, each with a scale and an addend."""
-    operands = [packed, *pairs(scales, dtype), *pairs(addends, dtype)]
+    registers = executed(text, [packed, *pairs(scales, dtype), *pairs(addends, dtype)])
+    return numbers([registers[f"${number}"] for number in range(4)], dtype)
+
+
+def executed(text: str, operands: Sequence[int]) -> Registers:
+    """The registers after the code has run with these operands, the first of which is $4."""
     registers: Registers = {f"${4 + number}": value for number, value in enumerate(operands)}
+    text = re.sub(r"mov\.b32 \{.*?\}, \w+;", "", text)  # a word apart into its halves
     for line in text.replace("{", "").replace("}", "").split(";"):
         if line.strip() and not line.strip().startswith(".reg"):
             name, operands_text = line.split(None, 1)
             target, *sources = operands_text.replace(" ", "").strip().split(",")
             values = [registers[each] if each in registers else int(each, 0) for each in sources]
             registers[target] = INSTRUCTIONS[name](*values) & WORD
-    return numbers([registers[f"${number}"] for number in range(4)], dtype)
+    return registers
 
 
 def pairs(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> list[int]:
@@ -81,11 +88,13 @@ def multiplied_and_added(dtype: np.dtype[Any]) -> Callable[..., int]:
 INSTRUCTIONS: dict[str, Callable[..., int]] = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
+    "xor.b32": lambda a, b: a ^ b,
     "shr.u32": lambda a, b: a >> b,
     "prmt.b32": permuted,
     "lop3.b32": looked_up,
     "fma.rn.bf16x2": multiplied_and_added(BF16),
     "fma.rn.f16x2": multiplied_and_added(F16),
+    "add.f16x2": lambda a, b: multiplied_and_added(F16)(a, ONES, b),
 }
 
 
@@ -109,6 +118,14 @@ def test_codes_of_4_bits_become_floats_of_16_bits(
     )
 
 
+@pytest.mark.parametrize("first", range(0, 256, 4))
+def test_bytes_become_floats_of_the_same_value(first: int) -> None:
+    word = int.from_bytes(range(first, first + 4), "little")
+    registers = executed(byte_attention._TO_F16.value, [word])
+    expected = np.arange(first, first + 4).astype(np.uint8).view(np.int8)
+    assert numbers([registers["low"], registers["high"]], F16).tolist() == expected.tolist()
+
+
 def test_only_these_instructions_are_interpreted() -> None:
-    text = "".join(code.value for code, *_ in CODES)
+    text = "".join([*(code.value for code, *_ in CODES), byte_attention._TO_F16.value])
     assert set(re.findall(r"^\s*([a-z][\w.]*) ", text, re.MULTILINE)) <= INSTRUCTIONS.keys()

@@ -105,7 +105,7 @@ def test_one_launch_is_the_default_only_where_it_is_faster(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("target", [resolve_target("hip:gfx942"), HOPPER], ids=lambda target: target.cpu)
-def test_all_decodes_split_contexts_alike(target: Target) -> None:
+def test_decodes_of_few_rows_split_contexts_alike(target: Target) -> None:
     """Otherwise a row's bits would depend on the number of rows."""
     _, made = one_launch(target)
     slots = {"attend_singles": "COLUMNS", "decode_layers": "SLOTS"}
@@ -113,7 +113,7 @@ def test_all_decodes_split_contexts_alike(target: Target) -> None:
         name: {
             (kernel.constexprs["SPLIT"], kernel.constexprs[constant])
             for kernel in made
-            if kernel.name.startswith(name)
+            if kernel.name.startswith(name) and "offsets" not in kernel.interface.buffers
         }
         for name, constant in slots.items()
     }

@@ -7,9 +7,11 @@ from math import ceil
 
 import pytest
 
+from shortfin_apps.llm.builder.graph.emitter import Bounded
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP, PART_DEPTH
 from shortfin_apps.llm.builder.lowering.triton.tiles import (
+    FEW_ROWS,
     AttentionTile,
     MatmulTile,
     TileTable,
@@ -51,6 +53,18 @@ def test_every_matmul_has_a_tile_of_sizes_that_triton_takes(
             if isinstance(layout, Fp8Rows):
                 groups = tile.depth_bytes / FP8_GROUP
                 assert groups.is_integer() if tile.parts == 1 else groups == tile.parts
+
+
+def test_many_rows_have_another_attention_where_it_is_known_to_be_faster() -> None:
+    few, amd = tiles_of(HOPPER), tiles_of(AMD)
+    for rows in (1, FEW_ROWS, Bounded("rows", FEW_ROWS)):
+        assert few.for_rows(rows) == few
+    many = few.for_rows(FEW_ROWS + 1)
+    assert (many.decode_attention, many.split) == (few.batch_attention, few.batch_split)
+    # Rows that are not known may be few, and then have to share long contexts.
+    for unknown in ("rows", Bounded("rows", 512)):
+        assert few.for_rows(unknown) == replace(many, split=few.split)
+    assert amd.for_rows(512) == amd
 
 
 @TARGETS

@@ -115,7 +115,7 @@ def attend_singles(
     `counters` [rows, KV_HEADS] i32. `counters` must be zero before a launch, and is zero after it.
     """
     attend_share(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2),
+        tl.program_id(1), tl.program_id(0), tl.program_id(2),
         q, cache, offsets, starts, seq_lens, blocks, sinks, counters, out, parts, states, tokens, rows, width,
         layer,
         HEADS, KV_HEADS, HEAD_DIM, BLOCK_DIM, STRIDE, PAGE_ROWS, ROW, QUERIES, COLUMNS, WINDOW, CAP, SHARES,

@@ -77,7 +77,7 @@ class TritonAttention:
             "cache": batch.cache,
         }
         made = self._launcher.launch(
-            e, self._kernels(operation.block).store_qkv(batch.slab, features), operands
+            e, self._kernels(operation.block, batch).store_qkv(batch.slab, features), operands
         )
         batch.cache = made["cache"]
         return made["q"]
@@ -87,11 +87,11 @@ class TritonAttention:
 
         Sequences with one new token (all in a decode, some in an extend) are handled by `attend_singles`.
         """
-        kernels, given = self._kernels(operation.block), sinks(e, self._weights, operation)
+        kernels, given = self._kernels(operation.block, batch), sinks(e, self._weights, operation)
         return launch_attention(e, self._launcher, kernels, q, operation.layer, given, batch)
 
-    def _kernels(self, block: Attention) -> AttentionKernels:
-        return AttentionKernels(self._spec, block, self._options, self._tiles)
+    def _kernels(self, block: Attention, batch: Batch) -> AttentionKernels:
+        return AttentionKernels(self._spec, block, self._options, self._tiles.for_rows(batch.rows))
 
 
 def launch_attention(

@@ -93,7 +93,7 @@ class AttentionKernels:
         most_splits = self.splits
         heads = (block.heads, most_splits)
         return Kernel(
-            name=f"attend_singles{_suffix(self._block.window)}",
+            name=f"attend_singles{_suffix(self._block.window)}_{self.split}x{tile.columns}",
             function=attend_singles,
             interface=Interface(
                 constants=("tokens", "rows", "width", "layer"),
@@ -106,7 +106,7 @@ class AttentionKernels:
                 },
             ),
             constexprs=self._constexprs(tile, slab),
-            grid=[Tiles("rows"), block.kv_heads, Tiles("splits")],
+            grid=[block.kv_heads, Tiles("rows"), Tiles("splits")],
             tuning=tile.tuning,
         )
 

@@ -8,6 +8,7 @@ from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch, size_of
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
+from shortfin_apps.llm.builder.lowering.triton.byte_attention import byte_form
 from shortfin_apps.llm.builder.lowering.triton.hopper_matmul import hopper_form
 from shortfin_apps.llm.builder.target import Target
 
@@ -30,7 +31,7 @@ class Launcher:
         given = {name: operand for name, operand in operands.items() if operand is not None}
         kernel = kernel.without(absent)
         if self._target.cpu.startswith("sm_90"):
-            kernel = hopper_form(kernel, given.get("tokens"))
+            kernel = byte_form(hopper_form(kernel, given.get("tokens")), given.get("rows"))
         name = self._rendered.compile(kernel, self._target)
         workload = [size_of(given[name]) for name in kernel.workload]
         return dispatch(e, name, kernel.interface, workload, given)

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shortfin_apps.llm.builder.graph.emitter import Dim
+from shortfin_apps.llm.builder.graph.emitter import Dim, room
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP, PART_DEPTH
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
 from shortfin_apps.llm.contract.gpu_code.chips import CHIPS
 
+FEW_ROWS = 32  # of a batch; for these, a row's bits do not depend on the number of rows
 MOST_SPLITS = 64  # maximum workgroups per K/V head for the attention of a single token
 _ANY = sys.maxsize
 _LEAST_PART_BYTES = 2 * PART_DEPTH  # in 16 bits
@@ -93,6 +94,7 @@ class TileTable:
     derived from `matmuls`); `byte_blocks`: for blocks of 8 bits, before `blocks`; `float4_experts`: for
     experts in 4-bit floats, where `Use.tokens` means average rows per expert; `split`: slots per workgroup in
     the attention of a single token. A longer context than MOST_SPLITS * `split` uses a multiple of `split`.
+    `batch_attention` and `batch_split` replace `decode_attention` and `split` for more than FEW_ROWS rows.
     """
 
     matmuls: Sequence[Use]
@@ -103,6 +105,19 @@ class TileTable:
     split: int = 128
     decode_attention: AttentionTile
     attention: AttentionTile
+    batch_attention: AttentionTile | None = None
+    batch_split: int | None = None
+
+    def for_rows(self, rows: Dim) -> TileTable:
+        """Return the table for attention of a batch's single tokens; a str means that `rows` is unknown.
+
+        Then, the tile is that of many rows, and the split that of few, which may have long contexts.
+        """
+        most = room(rows)
+        if self.batch_attention is None or (isinstance(most, int) and most <= FEW_ROWS):
+            return self
+        split = (isinstance(rows, int) and self.batch_split) or self.split
+        return replace(self, decode_attention=self.batch_attention, split=split)
 
     def matmul(self, tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None = None) -> MatmulTile:
         """Return the tile for a number of tokens, and the shape and layout of a weight.
@@ -273,6 +288,8 @@ _HOPPER = TileTable(
     ),
     split=256,
     decode_attention=AttentionTile(16, 128, Tuning(4, 2), most_key_bytes=32 << 10),
+    batch_split=1024,
+    batch_attention=AttentionTile(16, 64, Tuning(2, 5)),
     attention=AttentionTile(64, 128, Tuning(4, 3)),
 )
 
