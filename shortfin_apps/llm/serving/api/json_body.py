@@ -141,8 +141,13 @@ def note_unread(
         for name, value in (variables or {}).items()
         if value is not None and (name not in words or name in OWN_VARIABLES)
     }
-    request.app.state.field_check.log(list(unread))
-    request.state.ignored_fields = list(dict.fromkeys([*request.state.ignored_fields, *unread]))
+    note_ignored(list(unread), request)
+
+
+def note_ignored(names: Sequence[str], request: Request) -> None:
+    """Record the fields `names` as ignored, in addition to those that `check_body` recorded."""
+    request.app.state.field_check.log(names)
+    request.state.ignored_fields = list(dict.fromkeys([*request.state.ignored_fields, *names]))
 
 
 class FieldCheck:
