@@ -193,6 +193,8 @@ def test_nothing_outlives_the_process_of_the_engine(tiny_artifact: Artifact) -> 
         for stream in streams:
             stream.join()
             assert stream.reason == "length" or not stream.ended or stream.error is not None
+        service.log.seek(0)
+        assert service.log.read().count(" ERROR ") == len(pids), "one line each, whatever they had to answer"
         with pytest.raises(httpx.TransportError):
             complete(service)
 

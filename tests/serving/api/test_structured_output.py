@@ -12,7 +12,7 @@ from shortfin_apps.llm.components.grammar.compiler import GrammarCompiler
 from shortfin_apps.llm.components.grammar.source import GrammarSource
 from shortfin_apps.llm.components.request.grammar import Grammar
 from shortfin_apps.llm.serving.api import tools
-from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, Harness
+from tests.serving.api.harness import CHAT, COMPLETIONS, MESSAGES, MESSAGES_ROUTE, RESPONSES, Harness
 from tests.serving.api.loopback import TIMEOUT_S, ready_server
 from tests.serving.api.test_tools import harness_of
 
@@ -61,6 +61,39 @@ async def test_every_field_reaches_the_engine(harness: Harness, fields: dict[str
     sampling = await harness.post("/generate", {"text": "a", "sampling_params": fields})
     assert sampling.status_code == 200, sampling.text
     assert [grammar is not None for grammar in grammars_of(harness)] == [fields in ASKING] * 3
+
+
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+CHAT_TOOLS = [{"type": "function", "function": FUNCTION}]
+NAMED = {"type": "function", "function": {"name": "f"}}
+JSON_SCHEMA = {"type": "json_schema", "schema": SCHEMA}
+WITH_CALLS: list[tuple[str, dict[str, Any], str]] = [
+    *((CHAT, {"tools": CHAT_TOOLS, "tool_choice": "required", **fields}, "response_format")
+      for fields in ASKING[:3]),
+    (CHAT, {"tools": CHAT_TOOLS, "tool_choice": NAMED, **ASKING[0]}, "response_format"),
+    (CHAT, {"tools": CHAT_TOOLS, "tool_choice": "required", "structured_outputs": {"json": SCHEMA}},
+     "structured_outputs.json"),
+    (RESPONSES, {"tools": [{"type": "function", **FUNCTION}], "tool_choice": "required",
+                 "text": {"format": {"name": "n", **JSON_SCHEMA}}}, "text.format"),
+    (MESSAGES_ROUTE, {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "max_tokens": 50,
+                      "tool_choice": {"type": "any"}, "output_config": {"format": JSON_SCHEMA}},
+     "output_config.format"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "fields", "named"), WITH_CALLS, ids=str)
+async def test_a_schema_with_a_required_call_is_named_as_ignored(
+    path: str, fields: dict[str, Any], named: str
+) -> None:
+    harness = harness_of('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+    body = {"input": "a"} if path == RESPONSES else {"messages": MESSAGES}
+    response = await harness.post(path, {**body, **fields})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-ignored-fields"] == named
+    optional = {"type": "auto"} if path == MESSAGES_ROUTE else "auto"
+    response = await harness.post(path, {**body, **fields, "tool_choice": optional})
+    assert response.status_code == 200, response.text
+    assert "x-ignored-fields" not in response.headers
 
 
 async def test_choices_share_a_grammar(harness: Harness) -> None:

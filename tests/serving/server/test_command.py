@@ -106,6 +106,36 @@ def test_a_missing_file_of_secrets_is_refused_before_the_model_is_built(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--ssl-certfile", __file__], "--ssl-certfile, --ssl-keyfile: not a certificate and its key"),
+        (["--receipt-key", __file__], f"{__file__}: holds no private Ed25519 key"),
+    ],
+)
+def test_a_file_without_its_secret_is_refused_before_the_model_is_built(
+    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "built", lambda config: pytest.fail("it was built"))
+    assert command.main(["random:tiny", "--port", "0", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--ssl-certfile", "--receipt-key"])
+def test_a_secret_in_a_pipe_is_left_for_the_server(
+    flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A pipe is empty when it is read again."""
+
+    def interrupted(config: ServerConfig) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "built", interrupted)
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
+    arguments = ["model", flag, str(tmp_path / "pipe")]
+    assert command.main(arguments) == cli.EXIT_INTERRUPTED
+
+
 def test_a_file_of_keys_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell's `<(...)` is a pipe, which is empty when it is read again; a file may change meanwhile."""
 

@@ -4,10 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+import trustme
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from pydantic import SecretStr
 
 from shortfin_apps.llm.serving.server.config import KEYS, ServerConfig, ServerConfigError
-from shortfin_apps.llm.serving.server.keys import key_ring, read_keys
+from shortfin_apps.llm.serving.server.keys import key_ring, read_keys, with_keys
 from tests.serving.server.settings import notes_of, parse
 
 
@@ -46,6 +49,22 @@ def test_a_missing_or_unreadable_key_file_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ServerConfigError, match=re.escape(str(path))):
             read_keys([SecretStr(f"@{path}")])
+
+
+def test_usable_certificates_and_receipt_keys_are_accepted(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    issued.private_key_pem.write_to_path(key)
+    signing = Ed25519PrivateKey.generate()
+    (tmp_path / "receipts.pem").write_bytes(
+        signing.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
+    flags = ("--ssl-certfile", str(certificate), "--receipt-key", str(tmp_path / "receipts.pem"))
+    config = with_keys(parse("DIR", *flags, "--ssl-keyfile", str(key)))
+    assert config.http.ssl_keyfile == key
+    with pytest.raises(ServerConfigError, match="--ssl-keyfile"):
+        with_keys(parse("DIR", *flags))
 
 
 def test_an_empty_key_is_refused() -> None:

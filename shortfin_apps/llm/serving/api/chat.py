@@ -24,17 +24,19 @@ from shortfin_apps.llm.serving.api.generation import (
     engine_requests,
     submitted,
 )
-from shortfin_apps.llm.serving.api.json_body import JsonRoute
+from shortfin_apps.llm.serving.api.json_body import JsonRoute, note_ignored
 from shortfin_apps.llm.serving.api.openai_answers import extras_of, respond
 from shortfin_apps.llm.serving.api.openai_shapes import ChatShape
 from shortfin_apps.llm.serving.api.schema import ChatBody, SamplingFields, ServingFields
 from shortfin_apps.llm.serving.api.service import ServedModel, service_of
 from shortfin_apps.llm.serving.api.tools import (
+    RESPONSE_FORMAT,
     AnswerForm,
     ToolUse,
     answer_rules,
     template_variables,
     tool_use,
+    unused_schema,
 )
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta, TextRequest, gather
 from shortfin_apps.llm.serving.http.streaming import unless_disconnected
@@ -65,12 +67,18 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 
 
 async def chat_turn(
-    body: ChatBody, request: Request, *, cuts_to_fit: bool = False, messages_field: str = "messages"
+    body: ChatBody,
+    request: Request,
+    *,
+    cuts_to_fit: bool = False,
+    messages_field: str = "messages",
+    format_field: str = RESPONSE_FORMAT,
 ) -> ChatTurn:
     """Create the engine requests of a chat. Raises InvalidRequestError.
 
     A `max_tokens` above the free context is an error; with `cuts_to_fit`, it is reduced to the free context.
-    `messages_field`: the name of `messages` in errors.
+    `messages_field`: the name of `messages` in errors. `format_field`: the name of `response_format` if the
+    answer reports it as ignored.
     """
     model = service_of(request).model
     num_answers = body.n or 1
@@ -78,6 +86,8 @@ async def chat_turn(
     choices = Choices(num_answers, num_answers, _logprobs(body))
     conversation, use = conversation_of(body, model)
     grammar, form = answer_rules(body, use, model)
+    if (unused := unused_schema(body, use)) is not None:
+        note_ignored([format_field if unused == RESPONSE_FORMAT else unused], request)
     wanted = GenerateRequest(
         sampling=body,
         serving=body,

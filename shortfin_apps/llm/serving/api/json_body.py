@@ -25,6 +25,7 @@ from shortfin_apps.llm.contract.errors import InvalidRequestError, ModelNotFound
 from shortfin_apps.llm.lone_surrogates import without_lone_surrogates
 from shortfin_apps.llm.serving.api.schema import FIELD_NAMES, NOT_SERVED, Body, ChatMessage, type_of
 from shortfin_apps.llm.serving.api.service import Service, service_of
+from shortfin_apps.llm.serving.api.unserved_fields import CHAT_INSTEAD, COMPLETION_INSTEAD
 from shortfin_apps.llm.serving.http.errors import error_response
 
 logger = logging.getLogger(__name__)
@@ -141,8 +142,13 @@ def note_unread(
         for name, value in (variables or {}).items()
         if value is not None and (name not in words or name in OWN_VARIABLES)
     }
-    request.app.state.field_check.log(list(unread))
-    request.state.ignored_fields = list(dict.fromkeys([*request.state.ignored_fields, *unread]))
+    note_ignored(list(unread), request)
+
+
+def note_ignored(names: Sequence[str], request: Request) -> None:
+    """Record the fields `names` as ignored, in addition to those that `check_body` recorded."""
+    request.app.state.field_check.log(names)
+    request.state.ignored_fields = list(dict.fromkeys([*request.state.ignored_fields, *names]))
 
 
 class FieldCheck:
@@ -248,9 +254,19 @@ def _rule(problem: Any) -> str:
     if problem["type"] in NO_OBJECT:
         return "Input should be a JSON object"  # pydantic's words are about Python's objects
     value = problem.get("input")
+    if problem["type"] == "missing":
+        return f"{problem['msg']}{_other_route(problem['loc'], value)}"
     if problem["type"] == "int_type" and isinstance(value, float) and abs(value) >= 2**63:
         return "Input should be an integer of at most 64 bits"  # orjson makes floats of longer ones
     return str(problem["msg"])
+
+
+def _other_route(missing: Sequence[int | str], body: object) -> str:
+    """Return advice for a body of the other one of OpenAI's routes; empty for any other body."""
+    given = {"prompt": "messages", "messages": "prompt"}.get(str(missing[-1]))
+    if given is None or not isinstance(body, dict) or given not in body:
+        return ""
+    return f"; with `{given}`, {(COMPLETION_INSTEAD | CHAT_INSTEAD)[given]}"
 
 
 def _first(problems: Sequence[Any]) -> Any:

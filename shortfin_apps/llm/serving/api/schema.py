@@ -20,8 +20,10 @@ from shortfin_apps.llm.serving.api.unserved_fields import (
     ABORT_REFUSED,
     CALL_INERT,
     CHAT_INERT,
+    CHAT_INSTEAD,
     CHAT_REFUSED,
     COMPLETION_INERT,
+    COMPLETION_INSTEAD,
     COMPLETION_REFUSED,
     DETOKENIZE_REFUSED,
     GENERATE_INERT,
@@ -238,6 +240,7 @@ class CompletionBody(OpenAIBody):
 
     REFUSED = COMPLETION_REFUSED
     INERT = COMPLETION_INERT
+    INSTEAD = COMPLETION_INSTEAD
 
     prompt: str | TokenIds | Strings | TokenIdLists
     best_of: int | None = None
@@ -436,6 +439,7 @@ class ChatBody(OpenAIBody):
 
     REFUSED = CHAT_REFUSED
     INERT = CHAT_INERT
+    INSTEAD = CHAT_INSTEAD
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = None

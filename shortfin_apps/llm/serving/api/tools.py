@@ -24,6 +24,7 @@ from shortfin_apps.llm.serving.dialects.dialect import NO_DIALECT, Dialect, Func
 from shortfin_apps.llm.serving.dialects.lark import ANY_TEXT, Lark, one_of
 from shortfin_apps.llm.serving.dialects.output_parser import OutputParser
 
+RESPONSE_FORMAT = "response_format"
 MAX_CALLS = 16  # per answer with a grammar, so that a weak model does not repeat calls until its limit
 
 
@@ -150,6 +151,15 @@ def answer_rules(body: ChatBody, use: ToolUse, model: ServedModel) -> tuple[Aske
         return grammar, form
     # The end of the reasoning may be forced within a call, which therefore stays part of the reasoning.
     return _budgeted(budget, grammar, use, model), replace(form, calls_end_thoughts=False)
+
+
+def unused_schema(body: ChatBody, use: ToolUse) -> str | None:
+    """Return the field whose JSON schema has no effect because every answer is a call, or None."""
+    named = named_source(body.grammar_fields()) if use.is_required else None
+    if named is None:
+        return None
+    param, _ = named
+    return RESPONSE_FORMAT if param.startswith(RESPONSE_FORMAT) else param
 
 
 def _grammar(named: Named | None, use: ToolUse, model: ServedModel) -> AskedGrammar | None:

@@ -159,6 +159,7 @@ COMPLETION_INERT = _OPENAI_INERT | {
     *("tool_choice", "add_generation_prompt", "continue_final_message", "generation_prompt"),
     *("chat_format", "chat_parser"),
 }
+COMPLETION_INSTEAD = {"messages": "use /v1/chat/completions"}
 
 CHAT_REFUSED: Refused = {
     **_OPENAI,
@@ -193,6 +194,7 @@ CHAT_REFUSED: Refused = {
     "return_sampling_mask": (False,),
     "return_flat_raw_output_top_logprobs": (False,),
 }
+CHAT_INSTEAD = {"prompt": "use /v1/completions"}
 CALL_INERT = frozenset(
     {"index", "provider_specific_fields", "extra_content"}
 )  # in this order: in streamed deltas, from LiteLLM, from Google

@@ -19,7 +19,7 @@ from shortfin_apps.llm.serving.frontend.async_engine import AsyncEngine
 from shortfin_apps.llm.serving.server.config import ServerConfig, ServerConfigError
 from shortfin_apps.llm.serving.server.device_loss import wind_up
 from shortfin_apps.llm.serving.server.flight_recorder import dump_at_signal
-from shortfin_apps.llm.serving.server.keys import key_ring
+from shortfin_apps.llm.serving.server.keys import key_ring, no_certificate
 from shortfin_apps.llm.serving.server.model_loading import Loaded, RunningEngine
 from shortfin_apps.llm.serving.server.protocol import bounded
 from shortfin_apps.llm.serving.server.start_up import announce, in_daemon_thread
@@ -238,10 +238,8 @@ def http_config(config: ServerConfig, service: Service) -> uvicorn.Config:
     )
     try:
         http.load()
-    except OSError as error:  # ssl.SSLError is one
-        raise ServerConfigError(
-            f"--ssl-certfile, --ssl-keyfile: not a certificate and its key ({error})"
-        ) from error
+    except OSError as error:
+        raise no_certificate(error) from error
     return http
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,8 +32,8 @@ def key_ring(config: ServerConfig) -> KeyRing:
 def with_keys(config: ServerConfig) -> ServerConfig:
     """Return the settings with the keys in place of the files of keys, which are read only here.
 
-    Checks the keys, and that the other files of secrets exist, before a build, which may take minutes. Raises
-    ServerConfigError.
+    Checks the keys, the certificate and the key of receipts before a build, which may take minutes. Raises
+    ServerConfigError and ReceiptError.
     """
     config = config.changed(**{name: read_keys(config.given[name]) for name in KEYS if name in config.given})
     key_ring(config)
@@ -40,7 +41,33 @@ def with_keys(config: ServerConfig) -> ServerConfig:
         path = config.given.get(name)
         if path is not None and not path.exists():
             raise ServerConfigError(f"`{flag(name)}`: {path}: no such file; check its path")
+    _check_certificate(config.http.ssl_certfile, config.http.ssl_keyfile)
+    _check_receipt_key(config.requests.receipt_key)
     return config
+
+
+def no_certificate(error: OSError) -> ServerConfigError:
+    """Return the error for a certificate that cannot be loaded. An `ssl.SSLError` is an OSError."""
+    return ServerConfigError(f"--ssl-certfile, --ssl-keyfile: not a certificate and its key ({error})")
+
+
+def _check_certificate(certificate: Path | None, key: Path | None) -> None:
+    """Load the certificate and its key, unless one is a pipe, which can be read only once."""
+    if certificate is None or certificate.is_fifo() or (key is not None and key.is_fifo()):
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:
+        raise no_certificate(error) from error
+
+
+def _check_receipt_key(key: Path | None) -> None:
+    """Load the key of receipts, unless it is a pipe, which can be read only once."""
+    if key is None or key.is_fifo():
+        return
+    from shortfin_apps.llm.serving.receipts.signature import Signer
+
+    Signer.load(key)
 
 
 def read_keys(given: Sequence[SecretStr]) -> list[str]:

@@ -33,6 +33,7 @@ from shortfin_apps.llm.serving.api.receipts import receipt_field
 from shortfin_apps.llm.serving.api.sampling import params_named
 from shortfin_apps.llm.serving.api.schema import Body, ChatBody
 from shortfin_apps.llm.serving.api.service import ServedModel, request_id_of, service_of
+from shortfin_apps.llm.serving.api.tools import RESPONSE_FORMAT
 from shortfin_apps.llm.serving.frontend.text_stream import TextDelta
 from shortfin_apps.llm.serving.http.auth import caller_of
 from shortfin_apps.llm.serving.http.errors import register_shape
@@ -55,7 +56,8 @@ async def messages(body: MessagesBody, request: Request) -> Response:
     service = service_of(request)
     with params_named(NAMES):
         chat = await _converted(chat_of_messages, body, request)
-        turn = await chat_turn(chat, request, cuts_to_fit=True)
+        format_field = "output_config.format" if body.response_format is None else RESPONSE_FORMAT
+        turn = await chat_turn(chat, request, cuts_to_fit=True, format_field=format_field)
     head = {"id": ID_PREFIX + request_id_of(request), "model": service.name}
     if body.stream:
         return EventStream(request, MessageEvents(head, turn), await submitted(turn.requests, request))

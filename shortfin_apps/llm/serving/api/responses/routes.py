@@ -32,6 +32,7 @@ from shortfin_apps.llm.serving.api.responses.store import (
 from shortfin_apps.llm.serving.api.sampling import params_named
 from shortfin_apps.llm.serving.api.schema import ChatBody
 from shortfin_apps.llm.serving.api.service import service_of
+from shortfin_apps.llm.serving.api.tools import RESPONSE_FORMAT
 from shortfin_apps.llm.serving.http.auth import caller_of
 from shortfin_apps.llm.serving.http.errors import ResponseNotFoundError
 from shortfin_apps.llm.serving.http.json_response import JsonResponse, made, work_of
@@ -53,7 +54,8 @@ async def create(body: ResponsesBody, request: Request) -> Response:
         chat, items = await service.model.generator.workers.run(
             num_bytes, _conversation, body, before, service.limits, is_stored=is_stored
         )
-        turn = await chat_turn(chat, request, messages_field="input")
+        format_field = "text.format" if body.response_format is None else RESPONSE_FORMAT
+        turn = await chat_turn(chat, request, messages_field="input", format_field=format_field)
     answer = _new_answer(body, turn, request, is_stored=is_stored)
     keep = partial(_keep, request, items) if is_stored else _forget
     if body.stream:
