@@ -39,7 +39,7 @@ BATCHES: dict[Kind, dict[str, tuple[tuple[int, int, int], ...]]] = {
         "135m": ((1, 1, 255), (32, 1, 255), (1, 1, 8000)),
     },
     "batch": {
-        "8b": ((64, 1, 1023), (256, 1, 1023), (256, 1, 1535), (512, 1, 191)),
+        "8b": ((64, 1, 1023), (64, 1, 4000), (256, 1, 1023), (256, 1, 1535), (512, 1, 191)),
         "135m": ((64, 1, 511), (128, 1, 255), (128, 1, 1023)),
     },
     "prefill": {
@@ -90,6 +90,16 @@ class Job:
     batch_invariant: bool
     kv: KVType
 
+    @property
+    def is_in_gluon(self) -> bool:
+        """Whether this is the form of `byte_form`, in which a build has the kernel of its tile."""
+        is_hopper = resolve_target(self.device).cpu.startswith("sm_90")
+        return self.is_built and is_hopper and self.kind == "batch" and self.kv == "q8_0"
+
+    @property
+    def label(self) -> str:
+        return self.tile.label + (":gluon" if self.is_in_gluon else "")
+
     def kernel(self) -> Kernel:
         tiles = replace(tiles_of(resolve_target(self.device)), split=self.tile.split)
         if self.kind == "prefill":
@@ -102,8 +112,7 @@ class Job:
         if self.kind == "prefill":
             return kernels.attend(False, slab)
         kernel = kernels.attend_singles(slab).without({"offsets", "sinks"})
-        is_other_form = self.kind == "batch" and self.is_built and resolve_target(self.device).cpu == "sm_90"
-        return byte_form(kernel, "rows") if is_other_form else kernel
+        return byte_form(kernel, "rows") if self.is_in_gluon else kernel
 
 
 def main() -> None:
@@ -150,9 +159,10 @@ def _jobs(
     table = tiles_of(resolve_target(device))
     for model, kind in itertools.product(models, [only] if only else get_args(Kind)):
         built = _built(table, kind)
-        yield Job(device, model, kind, built, True, batch_invariant, kv)
+        job = Job(device, model, kind, built, True, batch_invariant, kv)
+        yield job
         for tile in given or map(tile_of, TILES[kind]):
-            if tile.label != built.label:
+            if tile.label != job.label:
                 yield Job(device, model, kind, tile, False, batch_invariant, kv)
 
 
@@ -169,15 +179,15 @@ def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
     try:
         code = compile_kernel(kernel, target.architecture, target.cpu)
     except Exception as error:  # Triton raises many types
-        print(f"{job.model} {job.kind} {job.tile.label}: {error!s}")
+        print(f"{job.model} {job.kind} {job.label}: {error!s}")
         return None
-    file = f"{job.model}.{job.kind}.{job.tile.label.replace(':', '_')}.ptx.gz"
+    file = f"{job.model}.{job.kind}.{job.label.replace(':', '_')}.ptx.gz"
     (folder / file).write_bytes(gzip.compress(code.image))
     return {
         "file": file,
         "case": f"{job.model}.{job.kind}",
         "is_built": job.is_built,
-        "tile": job.tile.label,
+        "tile": job.label,
         "batches": BATCHES[job.kind][job.model],
         "layers": len(spec.layers),
         "heads": [spec.attention.heads, spec.attention.kv_heads, spec.attention.head_dim],

@@ -47,3 +47,6 @@ def test_a_batch_over_a_cache_in_bytes_has_the_form_that_a_build_uses(
     for kind, form in forms.items():
         jobs = _jobs("cuda:sm_90", ["8b"], kind, [tile_of("16x32:1:3:64")], kv="q8_0")
         assert [job.kernel().function for job in jobs] == [form, attend_singles]
+    tile = tile_of("16x64:2:5:1024")
+    jobs = _jobs("cuda:sm_90", ["8b"], "batch", [tile], kv="q8_0")
+    assert [job.label for job in jobs] == [f"{tile.label}:gluon", tile.label]

@@ -119,7 +119,8 @@ class Buckets:
 
         If all tasks of an `extend` batch are decodes, a `decode` runs them instead of a packed `extend`,
         unless the `decode` computes more rows, and more than FEW_ROWS: it has fewer dispatches and gives the
-        same bits. A decode loop also saves the draw, so it may compute a third more rows.
+        same bits, except on NVIDIA GPUs. A decode loop also saves the draw, so it may compute a third more
+        rows.
         """
         tasks = batch.tasks
         if batch.family is EntryFamily.PREFILL and (prefill := self._prefill_shape(tasks)) is not None:

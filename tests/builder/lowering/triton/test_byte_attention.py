@@ -8,7 +8,7 @@ import pytest
 
 from bench.whole_slab import whole_slab
 from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim
-from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tuning
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_model import TINY
@@ -85,7 +85,7 @@ def test_the_form_has_the_operands_and_the_grid_of_the_kernel(absent: str) -> No
     form = byte_form(kernel, 64)
     assert form.interface == kernel.interface
     assert form.grid == kernel.grid
-    assert form.name != kernel.name
-    assert {name: kernel.constexprs[name] for name in form.constexprs} == form.constexprs
+    assert form.name == kernel.name.replace("singles", "bytes")
+    assert form.tuning == Tuning(num_waves=1)
     operands = {*form.interface.buffers, *form.interface.constants}
     assert {*operands, *form.constexprs} == set(byte_attention.attend_singles.arg_names)

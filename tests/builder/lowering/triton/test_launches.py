@@ -121,6 +121,26 @@ def test_decodes_of_few_rows_split_contexts_alike(target: Target) -> None:
     assert found["attend_singles"] == found["decode_layers"]
 
 
+@pytest.mark.parametrize(
+    ("chip", "expected"), [("sm_90", {"decode_bs64", "extend", "extend_t512"}), ("sm_80", set())]
+)
+def test_entries_of_many_rows_read_a_cache_in_bytes_in_another_form(chip: str, expected: set[str]) -> None:
+    sizes = {"heads": 8, "kv_heads": 2, "head_dim": 128}
+    target = replace(HOPPER, device=f"cuda:{chip}", cpu=chip)
+    options = BuildOptions(
+        device=target.device,
+        kv="q8_0",
+        prefill_batch_sizes=(1,),
+        decode_batch_sizes=(4, 64),
+        decode_loop_sizes=(),
+        extend_sizes=(32, 512),
+    )
+    text = ModelModule(changed(TINY, sizes), options, target, no_code).text()
+    entries = {part[: part.index("$")]: part for part in text.split("util.func public @")[1:]}
+    assert {"decode_bs4", "extend_t32", *expected} <= entries.keys()
+    assert {name for name, entry in entries.items() if "@attend_bytes_" in entry} == expected
+
+
 def test_a_layer_with_experts_takes_nine_launches() -> None:
     options = BuildOptions(device="hip:gfx942", prefill_batch_sizes=(1,), decode_batch_sizes=(4,))
     assert ROUTED.experts

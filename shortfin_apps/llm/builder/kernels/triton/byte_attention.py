@@ -1,17 +1,18 @@
 """Attention of single tokens over a KV cache in bytes, for many rows on NVIDIA GPUs, in Gluon.
 
 `attend_singles` computes what its namesake in attention.py does, for a cache as in cached_bytes.py with heads
-of 128 elements, without a window, cap or sinks. Triton would move bytes through shared memory into the order
-in which matrix instructions take them. Here, a workgroup is one warp, and each thread loads 16 neighbours of
-a key or a value that it multiplies itself. Matrix instructions add in any order of k, so keys and queries
-have their elements in the order of KEYS and TO_KEYS, and values theirs in the order of VALUES.
+of 128 elements, without a window, cap or sinks. Triton moves bytes through shared memory to give each thread
+its operands of the matrix instructions. Here, a workgroup is one warp, and each thread loads 16 neighbours of
+a key or a value right into the registers in which it multiplies them. Products may add along k in any order,
+so keys and queries share one (KEYS and TO_KEYS).
 
 A byte becomes an f16 exactly, as bits of the mantissa of 1024 plus an integer: five instructions for four
 bytes. (NVIDIA GPUs convert integers at a fraction of their speed.) So that queries fit into f16, they are
 divided by a power of two above their largest element, and softmax weights times scales of values by one above
 the largest scale so far.
 
-A step has two pages. Keys of the next step are loaded once those of this step are multiplied, values alike.
+A step has two pages. Loads of the next step's keys are issued once this step's keys are multiplied, and those
+of its values once this step's values are.
 """
 
 from triton.experimental import gluon
@@ -31,14 +32,12 @@ from shortfin_apps.llm.builder.kernels.triton.synchronisation import is_last_of
 PAGE = gl.constexpr(16)  # slots
 STEP = gl.constexpr(32)  # slots of two pages
 WORDS = gl.constexpr(32)  # of 4 bytes, in a head's 128 elements
-QUERIES = gl.constexpr(16)  # the least of a matrix instruction
+QUERIES = gl.constexpr(16)  # rows of a matrix instruction
 MMA = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, 1], instr_shape=[16, 8]))
-# A thread has 16 neighbours along k of a key, in the four registers of two instructions.
+# A thread has 16 neighbours along k of a key.
 KEYS, TO_KEYS = (gl.constexpr(gl.DotOperandLayout(n, MMA.value, 16)) for n in (1, 0))
 VALUES, TO_VALUES = (gl.constexpr(gl.DotOperandLayout(n, MMA.value, 2)) for n in (1, 0))
 OF_ROWS, OF_COLUMNS = (gl.constexpr(gl.SliceLayout(axis, MMA.value)) for axis in (1, 0))
-
-
 # Which words a thread loads, so that their elements are those of KEYS and VALUES: [word, page, slot] of keys,
 # [page, slot, word] of values, and [page, slot] of scales, as in OF_COLUMNS.
 KEY_WORDS = gl.constexpr(
@@ -114,11 +113,11 @@ def attend_singles(
     slots = slots_of_share(last, SPLIT, MOST_SPLITS)
     shares = gl.maximum(gl.cdiv(last, slots), 1)
     if is_single & (share < shares):
-        queries, of_queries = load_queries(
+        queries, query_scales = load_queries(
             q, token.to(gl.int64) * HEADS + kv_head * SHARING, SHARING, HEAD_DIM
         )
         peak, total, sums = attend_slots(
-            queries, of_queries * (LOG2_E * HEAD_DIM**-0.5), share * slots,
+            queries, query_scales * (LOG2_E * HEAD_DIM**-0.5), share * slots,
             gl.minimum(last, (share + 1) * slots), cache, blocks + row.to(gl.int64) * width, layer, kv_head,
             KV_HEADS, HEAD_DIM, PAGE_ROWS, ROW,
         )  # fmt: skip
@@ -146,25 +145,24 @@ def attend_singles(
         if is_last:
             values = gl.where((state[1] > 0)[:, None], state[2] / state[1][:, None], 0.0)
             at = out + (token.to(gl.int64) * HEADS + head)[:, None] * HEAD_DIM + element
-            gl.store(at, values.to(out.dtype.element_ty), mask=is_query[:, None] & (element < HEAD_DIM))
+            gl.store(at, values.to(out.dtype.element_ty), mask=is_query[:, None])
 
 
 @gluon.jit
 def store_part(parts, states, part, state, is_query, element, HEAD_DIM: gl.constexpr):
-    """Store a softmax state with index `part` [QUERIES], for `load_part`; `element` [1, HEAD_DIM] counts."""
+    """Store a softmax state with index `part` [QUERIES]; `element` [1, HEAD_DIM] counts from 0."""
     gl.store(states + part * 2, state[0], mask=is_query)
     gl.store(states + part * 2 + 1, state[1], mask=is_query)
-    inside = is_query[:, None] & (element < HEAD_DIM)
-    gl.store(parts + part[:, None] * HEAD_DIM + element, state[2], mask=inside)
+    gl.store(parts + part[:, None] * HEAD_DIM + element, state[2], mask=is_query[:, None])
 
 
 @gluon.jit
 def load_part(parts, states, part, is_query, element, HEAD_DIM: gl.constexpr):
+    """Load the softmax state that another workgroup may have stored; the arguments are `store_part`'s."""
     peak = gl.load(states + part * 2, mask=is_query, other=LOWEST, cache_modifier=".cg")
     total = gl.load(states + part * 2 + 1, mask=is_query, other=0.0, cache_modifier=".cg")
-    inside = is_query[:, None] & (element < HEAD_DIM)
     at = parts + part[:, None] * HEAD_DIM + element
-    return peak, total, gl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+    return peak, total, gl.load(at, mask=is_query[:, None], other=0.0, cache_modifier=".cg")
 
 
 @gluon.jit
@@ -185,57 +183,57 @@ def load_queries(q, first, SHARING: gl.constexpr, HEAD_DIM: gl.constexpr):
     dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, TO_KEYS))[None, :]
     heads = gl.load(q + (first + query) * HEAD_DIM + dim, mask=query < SHARING, other=0.0).to(gl.float32)
     exponent = exponent_above(gl.max(gl.abs(heads), 1))
-    narrow = (heads * power(-exponent)[:, None]).to(gl.float16)
-    return narrow, gl.convert_layout(power(exponent), OF_ROWS)
+    narrow = (heads * power_of_two(-exponent)[:, None]).to(gl.float16)
+    return narrow, gl.convert_layout(power_of_two(exponent), OF_ROWS)
 
 
 @gluon.jit
 def attend_slots(
-    queries, of_queries, begin, end, cache, table, layer, kv_head,
+    queries, query_scales, begin, end, cache, table, layer, kv_head,
     KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE_ROWS: gl.constexpr, ROW: gl.constexpr,
 ):  # fmt: skip
     """Attend to the slots `begin` to `end` - 1; return peak, total and sums as in running_softmax.py.
 
-    `begin` must be the first slot of a page. Scores are multiplied by `of_queries` [QUERIES].
+    `begin` must be the first slot of a page. Scores are multiplied by `query_scales` [QUERIES].
     """
     heads = cache.to(gl.pointer_type(gl.int32), bitcast=True) + kv_head * WORDS
     scales = scales_of(cache, KV_HEADS, HEAD_DIM) + kv_head
     peak, total, sums = nothing(HEAD_DIM)
-    unit = -126  # exponent of the power of two above all scales of values so far
+    exponent = -126  # exponent of the power of two above all scales of values so far
     pages = load_pages(table, begin, end)
     keys = load_keys(heads, pages, layer, PAGE_ROWS, ROW)
-    of_keys, of_values = load_scales(scales, pages, begin, end, layer, PAGE_ROWS, ROW)
+    key_scales, value_scales = load_scales(scales, pages, begin, end, layer, PAGE_ROWS, ROW)
     values = load_values(heads, pages, layer, PAGE_ROWS, ROW)
     pages = load_pages(table, begin + STEP, end)
     for at in range(begin, end, STEP):
         pages_after = load_pages(table, at + 2 * STEP, end)
-        wide = gl.reshape(gl.permute(widened(keys), (0, 3, 4, 1, 2)), [HEAD_DIM, STEP])
+        wide = gl.reshape(gl.permute(as_f16(keys), (0, 3, 4, 1, 2)), [HEAD_DIM, STEP])
         zero = gl.full([QUERIES, STEP], 0.0, gl.float32, MMA)
         scores = mma_v2(queries, gl.convert_layout(wide, KEYS, assert_trivial=True), zero)
         keys = load_keys(heads, pages, layer, PAGE_ROWS, ROW)
-        next_of_keys, next_of_values = load_scales(scales, pages, at + STEP, end, layer, PAGE_ROWS, ROW)
+        next_key_scales, next_value_scales = load_scales(scales, pages, at + STEP, end, layer, PAGE_ROWS, ROW)
         exists = at + gl.arange(0, STEP, layout=OF_COLUMNS) < end
-        scores = scores * of_queries[:, None] * of_keys[None, :] + gl.where(exists, 0.0, LOWEST)[None, :]
+        scores = scores * query_scales[:, None] * key_scales[None, :] + gl.where(exists, 0.0, LOWEST)[None, :]
         new_peak = gl.maximum(peak, gl.max(scores, 1))
         weights = gl.exp2(scores - new_peak[:, None])
         decay = gl.exp2(peak - new_peak)
         total = gl.fma(total, decay, gl.sum(weights, 1))
-        new_unit = gl.maximum(unit, exponent_above(gl.max(of_values, 0)))
-        weights *= (of_values * power(-new_unit))[None, :]
-        sums *= (decay * power(unit - new_unit))[:, None]
+        new_exponent = gl.maximum(exponent, exponent_above(gl.max(value_scales, 0)))
+        weights *= (value_scales * power_of_two(-new_exponent))[None, :]
+        sums *= (decay * power_of_two(exponent - new_exponent))[:, None]
         # [page, slot, part of 16 elements, word, element, element] -> [slot, 8 * element of a part + part]
         apart = gl.reshape(values, [2, PAGE, 8, 4])
-        wide = gl.reshape(gl.permute(widened(apart), (0, 1, 3, 4, 5, 2)), [STEP, HEAD_DIM])
-        narrow = gl.convert_layout(weights.to(gl.float16), TO_VALUES)
+        wide = gl.reshape(gl.permute(as_f16(apart), (0, 1, 3, 4, 5, 2)), [STEP, HEAD_DIM])
+        narrow = gl.convert_layout(weights.to(gl.float16), TO_VALUES, assert_trivial=True)
         sums = mma_v2(narrow, gl.convert_layout(wide, VALUES, assert_trivial=True), sums)
         values = load_values(heads, pages, layer, PAGE_ROWS, ROW)
-        peak, unit, pages = new_peak, new_unit, pages_after
-        of_keys, of_values = next_of_keys, next_of_values
-    return peak, total, sums * power(unit)
+        peak, exponent, pages = new_peak, new_exponent, pages_after
+        key_scales, value_scales = next_key_scales, next_value_scales
+    return peak, total, sums * power_of_two(exponent)
 
 
 @gluon.jit
-def widened(words):
+def as_f16(words):
     """Convert the four i8 of each word to f16, exactly: [..] i32 -> [.., 2, 2]."""
     first, second, third, fourth = gl.inline_asm_elementwise(
         _TO_F16, "=h,=h,=h,=h,r", [words], dtype=(gl.float16,) * 4, is_pure=True, pack=1
@@ -245,13 +243,16 @@ def widened(words):
 
 @gluon.jit
 def exponent_above(x):
-    """Return the exponent of a power of two above x, which must not be negative; at least -126."""
-    return gl.maximum((x.to(gl.int32, bitcast=True) >> 23) - 126, -126)
+    """Return the exponent of a power of two above x, which must not be negative; from -126 to 126.
+
+    Above 2^126, x is less than 4 times the power.
+    """
+    return gl.minimum(gl.maximum((x.to(gl.int32, bitcast=True) >> 23) - 126, -126), 126)
 
 
 @gluon.jit
-def power(exponent):
-    """Return 2^exponent as f32; 0 below -126."""
+def power_of_two(exponent):
+    """Return 2^exponent as f32, for exponents of up to 127; 0 below -126."""
     return (gl.maximum(exponent + 127, 0) << 23).to(gl.float32, bitcast=True)
 
 
@@ -265,21 +266,21 @@ def load_pages(table, slot, end):
 @gluon.jit
 def load_keys(heads, pages, layer, PAGE_ROWS: gl.constexpr, ROW: gl.constexpr):
     """Load the keys of two pages: [WORDS, 2, PAGE] i32."""
-    first = first_words(pages, layer, gl.SliceLayout(0, gl.SliceLayout(2, KEY_WORDS)), PAGE_ROWS, ROW)
+    first = key_offsets(pages, layer, gl.SliceLayout(0, gl.SliceLayout(2, KEY_WORDS)), PAGE_ROWS, ROW)
     word = gl.arange(0, WORDS, layout=gl.SliceLayout(1, gl.SliceLayout(2, KEY_WORDS)))
     slot = gl.arange(0, PAGE, layout=gl.SliceLayout(0, gl.SliceLayout(1, KEY_WORDS)))
-    inside = word[:, None, None] + (slot * (ROW // 4))[None, None, :]
-    return gl.load(heads + first[None, :, None] + inside)
+    offset = word[:, None, None] + (slot * (ROW // 4))[None, None, :]
+    return gl.load(heads + first[None, :, None] + offset)
 
 
 @gluon.jit
 def load_values(heads, pages, layer, PAGE_ROWS: gl.constexpr, ROW: gl.constexpr):
     """Load the values of two pages: [2, PAGE, WORDS] i32."""
-    first = first_words(pages, layer, gl.SliceLayout(1, gl.SliceLayout(2, VALUE_WORDS)), PAGE_ROWS, ROW)
+    first = key_offsets(pages, layer, gl.SliceLayout(1, gl.SliceLayout(2, VALUE_WORDS)), PAGE_ROWS, ROW)
     slot = gl.arange(0, PAGE, layout=gl.SliceLayout(0, gl.SliceLayout(2, VALUE_WORDS)))
     word = gl.arange(0, WORDS, layout=gl.SliceLayout(0, gl.SliceLayout(1, VALUE_WORDS)))
-    inside = ((PAGE + slot) * (ROW // 4))[None, :, None] + word[None, None, :]
-    return gl.load(heads + first[:, None, None] + inside)
+    offset = ((PAGE + slot) * (ROW // 4))[None, :, None] + word[None, None, :]
+    return gl.load(heads + first[:, None, None] + offset)
 
 
 @gluon.jit
@@ -288,19 +289,19 @@ def load_scales(scales, pages, at, end, layer, PAGE_ROWS: gl.constexpr, ROW: gl.
 
     `at` is the first page's first slot.
     """
-    first = first_words(pages, layer, gl.SliceLayout(1, SCALES), PAGE_ROWS, ROW)
+    first = key_offsets(pages, layer, gl.SliceLayout(1, SCALES), PAGE_ROWS, ROW)
     slot = gl.arange(0, PAGE, layout=gl.SliceLayout(0, SCALES))
     page = gl.arange(0, 2, layout=gl.SliceLayout(1, SCALES))
     exists = at + page[:, None] * PAGE + slot[None, :] < end
     of_key = scales + first[:, None] + (slot * (ROW // 4))[None, :]
-    of_keys = gl.load(of_key, mask=exists, other=0.0)
-    of_values = gl.load(of_key + PAGE * (ROW // 4), mask=exists, other=0.0)
-    of_keys = gl.convert_layout(gl.reshape(of_keys, [STEP]), OF_COLUMNS, assert_trivial=True)
-    return of_keys, gl.convert_layout(gl.reshape(of_values, [STEP]), OF_COLUMNS, assert_trivial=True)
+    key_scales = gl.load(of_key, mask=exists, other=0.0)
+    value_scales = gl.load(of_key + PAGE * (ROW // 4), mask=exists, other=0.0)
+    key_scales = gl.convert_layout(gl.reshape(key_scales, [STEP]), OF_COLUMNS, assert_trivial=True)
+    return key_scales, gl.convert_layout(gl.reshape(value_scales, [STEP]), OF_COLUMNS, assert_trivial=True)
 
 
 @gluon.jit
-def first_words(pages, layer, LAYOUT: gl.constexpr, PAGE_ROWS: gl.constexpr, ROW: gl.constexpr):
+def key_offsets(pages, layer, LAYOUT: gl.constexpr, PAGE_ROWS: gl.constexpr, ROW: gl.constexpr):
     """Return the first word of the keys of each of two pages, relative to the cache's: [2] i64."""
     rows = gl.where(gl.arange(0, 2, layout=LAYOUT) == 0, pages[0], pages[1])
     return gl.multiple_of((rows * PAGE_ROWS + layer * 2 * PAGE) * (ROW // 4), 4)

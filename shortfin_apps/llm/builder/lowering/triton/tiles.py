@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
 from shortfin_apps.llm.contract.gpu_code.chips import CHIPS
 
-FEW_ROWS = 32  # of a batch; for these, a row's bits do not depend on the number of rows
+FEW_ROWS = 32  # decodes of up to this size give a row the same bits, whatever their size
 MOST_SPLITS = 64  # maximum workgroups per K/V head for the attention of a single token
 _ANY = sys.maxsize
 _LEAST_PART_BYTES = 2 * PART_DEPTH  # in 16 bits
@@ -113,8 +113,7 @@ class TileTable:
 
         Then, the tile is that of many rows, and the split that of few, which may have long contexts.
         """
-        most = room(rows)
-        if self.batch_attention is None or (isinstance(most, int) and most <= FEW_ROWS):
+        if self.batch_attention is None or not may_be_many(rows):
             return self
         split = (isinstance(rows, int) and self.batch_split) or self.split
         return replace(self, decode_attention=self.batch_attention, split=split)
@@ -296,6 +295,12 @@ _HOPPER = TileTable(
 # Workgroups of one launch: the multiprocessors of an H100 SXM or H200. With 114, as an H100 PCIe has, a 1B
 # model took 1.25 times as long.
 _HOPPER_PROGRAMS, _NVIDIA_PROGRAMS = 132, 16
+
+
+def may_be_many(rows: Dim) -> bool:
+    """Whether a batch may have more than FEW_ROWS rows; a str means that their number is unknown."""
+    most = room(rows)
+    return isinstance(most, str) or most > FEW_ROWS
 
 
 def tiles_of(target: Target) -> TileTable:
