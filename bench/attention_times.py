@@ -143,6 +143,7 @@ def _time(cuda: Cuda, entry: Entry, function: Function, operands: _Operands, exp
     differences = np.linalg.norm(operands.result() - expected, axis=1)
     error = float(np.max(differences / np.linalg.norm(expected, axis=1)))
     heads, kv_heads, head_dim = entry["heads"]
+    cache_dtype, _ = entry["buffers"]["cache"]
     pairs = batch.rows * sum(range(batch.cached + 1, batch.length + 1))
     return Time(
         case=entry["case"],
@@ -153,12 +154,7 @@ def _time(cuda: Cuda, entry: Entry, function: Function, operands: _Operands, exp
         error=error,
         registers=function.registers,
         spilled_bytes=function.spilled_bytes,
-        cache_bytes=2
-        * _BYTES[entry["buffers"]["cache"][0]]
-        * batch.rows
-        * batch.length
-        * kv_heads
-        * head_dim,
+        cache_bytes=2 * batch.rows * batch.length * kv_heads * head_dim * _BYTES[cache_dtype],
         flops=4 * pairs * heads * head_dim,
     )
 

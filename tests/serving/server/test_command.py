@@ -96,24 +96,11 @@ def test_an_empty_api_key_does_not_start_an_open_server(
         (["--ssl-certfile", "no-such-file"], "`--ssl-certfile`: no-such-file: no such file"),
         (["--ssl-certfile", __file__, "--ssl-keyfile", "no-such-file"], "`--ssl-keyfile`: no-such-file"),
         (["--receipt-key", "no-such-file"], "`--receipt-key`: no-such-file: no such file"),
-    ],
-)
-def test_a_missing_file_of_secrets_is_refused_before_the_model_is_built(
-    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "built", lambda config: pytest.fail("it was built"))
-    assert command.main(["random:tiny", "--port", "0", *flags]) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
         (["--ssl-certfile", __file__], "--ssl-certfile, --ssl-keyfile: not a certificate and its key"),
         (["--receipt-key", __file__], f"{__file__}: holds no private Ed25519 key"),
     ],
 )
-def test_a_file_without_its_secret_is_refused_before_the_model_is_built(
+def test_a_file_that_lacks_its_secret_is_refused_before_the_model_is_built(
     flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "built", lambda config: pytest.fail("it was built"))

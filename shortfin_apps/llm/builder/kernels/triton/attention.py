@@ -135,15 +135,7 @@ def attend_share(
 ):  # fmt: skip
     """Compute the share of `attend_singles` with this number, of a row and a K/V head."""
     SHARING: tl.constexpr = HEADS // KV_HEADS
-    start = tl.load(starts + row).to(tl.int32)
-    seq_len = tl.load(seq_lens + row).to(tl.int32)
-    if offsets is None:
-        token = row
-        is_single = row < rows
-    else:
-        token, end = span_of(offsets, rows, row, tokens)
-        is_single = (token < end) & (seq_len - start == 1)
-    last = tl.where(start < seq_len, start + 1, 0)
+    token, last, is_single = single_of(offsets, starts, seq_lens, rows, row, tokens)
     first = 0
     if WINDOW is not None:
         first = first_slot(last, WINDOW, COLUMNS)
@@ -170,13 +162,29 @@ def attend_share(
         is_last = True
         if shares > 1:
             part = (row.to(tl.int64) * HEADS + head) * MOST_SPLITS
-            store_part(parts, states, part + share, is_query, peak, total, sums, HEAD_DIM)
+            dim = tl.arange(0, BLOCK_DIM)[None, :]
+            inside = is_query[:, None] & (dim < HEAD_DIM)
+            store_part(parts, states, part + share, (peak, total, sums), is_query, dim, inside, HEAD_DIM)
             is_last = is_last_of(shares, counters + row * KV_HEADS + kv_head)
             if is_last:
                 peak, total, sums = combine(parts, states, part, shares, is_query, HEAD_DIM, BLOCK_DIM)
         if is_last:
             total = with_sinks(sinks, head, is_query, peak, total)
             store_heads(out, at, is_query, total, sums, HEAD_DIM)
+
+
+@triton.jit
+def single_of(offsets, starts, seq_lens, rows, row, tokens):
+    """Return a row's token, its number of slots (0 for padding), and whether the row has no other token."""
+    start = tl.load(starts + row).to(tl.int32)
+    seq_len = tl.load(seq_lens + row).to(tl.int32)
+    if offsets is None:
+        token = row
+        is_single = row < rows
+    else:
+        token, end = span_of(offsets, rows, row, tokens)
+        is_single = (token < end) & (seq_len - start == 1)
+    return token, tl.where(start < seq_len, start + 1, 0), is_single
 
 
 @triton.jit
@@ -236,13 +244,23 @@ def with_sinks(sinks, head, is_query, peak, total):
 
 
 @triton.jit
-def store_part(parts, states, part, is_query, peak, total, sums, HEAD_DIM: tl.constexpr):
-    """Store a workgroup's partial result with index `part` [QUERIES], for `combine`."""
-    tl.store(states + part * 2, peak, mask=is_query)
-    tl.store(states + part * 2 + 1, total, mask=is_query)
-    dim = tl.arange(0, sums.shape[1])
-    inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
-    tl.store(parts + part[:, None] * HEAD_DIM + dim[None, :], sums, mask=inside)
+def store_part(parts, states, part, state, is_query, dim, inside, HEAD_DIM: tl.constexpr):
+    """Store a workgroup's partial result, the softmax `state`, with index `part` [QUERIES].
+
+    `dim` [1, BLOCK_DIM] counts elements of a head, of which those `inside` [QUERIES, BLOCK_DIM] are stored.
+    """
+    tl.store(states + part * 2, state[0], mask=is_query)
+    tl.store(states + part * 2 + 1, state[1], mask=is_query)
+    tl.store(parts + part[:, None] * HEAD_DIM + dim, state[2], mask=inside)
+
+
+@triton.jit
+def load_part(parts, states, part, is_query, dim, inside, HEAD_DIM: tl.constexpr):
+    """Load what `store_part` stored, maybe in another workgroup, after `is_last_of`."""
+    peak = tl.load(states + part * 2, mask=is_query, other=LOWEST, cache_modifier=".cg")
+    total = tl.load(states + part * 2 + 1, mask=is_query, other=0.0, cache_modifier=".cg")
+    at = parts + part[:, None] * HEAD_DIM + dim
+    return peak, total, tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -251,15 +269,11 @@ def combine(parts, states, first, shares, is_query, HEAD_DIM: tl.constexpr, BLOC
 
     `states` has the peak and total of each partial result, `parts` its sums.
     """
-    dim = tl.arange(0, BLOCK_DIM)
-    inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
+    dim = tl.arange(0, BLOCK_DIM)[None, :]
+    inside = is_query[:, None] & (dim < HEAD_DIM)
     state = nothing(first, tl.zeros((first.shape[0], BLOCK_DIM), tl.float32))
     # Unrolled, so that loads of several partial results are in flight.
     for share in tl.range(shares, loop_unroll_factor=4):
-        part = first + share
-        peak = tl.load(states + part * 2, mask=is_query, other=LOWEST, cache_modifier=".cg")
-        total = tl.load(states + part * 2 + 1, mask=is_query, other=0.0, cache_modifier=".cg")
-        at = parts + part[:, None] * HEAD_DIM + dim[None, :]
-        values = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
-        state = merged(state, (peak, total, values))
+        part = load_part(parts, states, first + share, is_query, dim, inside, HEAD_DIM)
+        state = merged(state, part)
     return state

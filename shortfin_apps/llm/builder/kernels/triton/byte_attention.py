@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from shortfin_apps.llm.builder.kernels.triton.attention import span_of
+from shortfin_apps.llm.builder.kernels.triton.attention import load_part, single_of, store_part
 from shortfin_apps.llm.builder.kernels.triton.cached_bytes import scales_of
 from shortfin_apps.llm.builder.kernels.triton.running_softmax import (
     LOG2_E,
@@ -38,44 +38,34 @@ MMA = gl.constexpr(gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, 1
 KEYS, TO_KEYS = (gl.constexpr(gl.DotOperandLayout(n, MMA.value, 16)) for n in (1, 0))
 VALUES, TO_VALUES = (gl.constexpr(gl.DotOperandLayout(n, MMA.value, 2)) for n in (1, 0))
 OF_ROWS, OF_COLUMNS = (gl.constexpr(gl.SliceLayout(axis, MMA.value)) for axis in (1, 0))
+
+
+def _of_one_warp(registers: list[list[int]], lanes: list[list[int]], shape: list[int]) -> gl.constexpr:
+    return gl.constexpr(gl.DistributedLinearLayout(registers, lanes, [], [], shape))
+
+
 # Which words a thread loads, so that their elements are those of KEYS and VALUES: [word, page, slot] of keys,
 # [page, slot, word] of values, and [page, slot] of scales, as in OF_COLUMNS.
-KEY_WORDS = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[1, 0, 0], [2, 0, 0], [16, 0, 0], [0, 0, 8], [0, 1, 0]],
-        lane_bases=[[4, 0, 0], [8, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]],
-        warp_bases=[],
-        block_bases=[],
-        shape=[32, 2, 16],
-    )
+KEY_WORDS = _of_one_warp(
+    registers=[[1, 0, 0], [2, 0, 0], [16, 0, 0], [0, 0, 8], [0, 1, 0]],
+    lanes=[[4, 0, 0], [8, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]],
+    shape=[32, 2, 16],
 )
-VALUE_WORDS = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 8, 0], [1, 0, 0]],
-        lane_bases=[[0, 2, 0], [0, 4, 0], [0, 0, 4], [0, 0, 8], [0, 0, 16]],
-        warp_bases=[],
-        block_bases=[],
-        shape=[2, 16, 32],
-    )
+VALUE_WORDS = _of_one_warp(
+    registers=[[0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 8, 0], [1, 0, 0]],
+    lanes=[[0, 2, 0], [0, 4, 0], [0, 0, 4], [0, 0, 8], [0, 0, 16]],
+    shape=[2, 16, 32],
 )
-SCALES = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 8], [1, 0]],
-        lane_bases=[[0, 2], [0, 4], [0, 0], [0, 0], [0, 0]],
-        warp_bases=[],
-        block_bases=[],
-        shape=[2, 16],
-    )
+SCALES = _of_one_warp(
+    registers=[[0, 1], [0, 8], [1, 0]],
+    lanes=[[0, 2], [0, 4], [0, 0], [0, 0], [0, 0]],
+    shape=[2, 16],
 )
 # [query, element] of a result.
-IN_ORDER = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [8, 0]],
-        lane_bases=[[0, 32], [0, 64], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[],
-        block_bases=[],
-        shape=[16, 128],
-    )
+IN_ORDER = _of_one_warp(
+    registers=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [8, 0]],
+    lanes=[[0, 32], [0, 64], [1, 0], [2, 0], [4, 0]],
+    shape=[16, 128],
 )
 # Four i8 to f16: with the sign bit flipped, bytes are 128 + x, and as mantissas 1024 + 128 + x.
 _TO_F16 = gl.constexpr("""{
@@ -101,15 +91,7 @@ def attend_singles(
     """Attend for rows of a single token only; all operands are as in attention.py."""
     SHARING: gl.constexpr = HEADS // KV_HEADS
     kv_head, row, share = gl.program_id(0), gl.program_id(1), gl.program_id(2)
-    start = gl.load(starts + row).to(gl.int32)
-    seq_len = gl.load(seq_lens + row).to(gl.int32)
-    if offsets is None:
-        token = row
-        is_single = row < rows
-    else:
-        token, end = span_of(offsets, rows, row, tokens)
-        is_single = (token < end) & (seq_len - start == 1)
-    last = gl.where(start < seq_len, start + 1, 0)
+    token, last, is_single = single_of(offsets, starts, seq_lens, rows, row, tokens)
     slots = slots_of_share(last, SPLIT, MOST_SPLITS)
     shares = gl.maximum(gl.cdiv(last, slots), 1)
     if is_single & (share < shares):
@@ -130,39 +112,24 @@ def attend_singles(
             gl.convert_layout(sums, IN_ORDER, assert_trivial=True),
         )
         query = gl.arange(0, QUERIES, layout=OF_QUERIES)
-        element = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, IN_ORDER))[None, :]
+        dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, IN_ORDER))[None, :]
         is_query = query < SHARING
+        inside = is_query[:, None]
         head = kv_head * SHARING + query
         is_last = True
         if shares > 1:
             part = (row.to(gl.int64) * HEADS + head) * MOST_SPLITS
-            store_part(parts, states, part + share, state, is_query, element, HEAD_DIM)
+            store_part(parts, states, part + share, state, is_query, dim, inside, HEAD_DIM)
             is_last = is_last_of(shares, counters + row * KV_HEADS + kv_head)
             if is_last:
-                state = load_part(parts, states, part, is_query, element, HEAD_DIM)
-                for other in range(1, shares):
-                    state = merged(state, load_part(parts, states, part + other, is_query, element, HEAD_DIM))
+                state = load_part(parts, states, part, is_query, dim, inside, HEAD_DIM)
+                for number in range(1, shares):
+                    other = load_part(parts, states, part + number, is_query, dim, inside, HEAD_DIM)
+                    state = merged(state, other)
         if is_last:
             values = gl.where((state[1] > 0)[:, None], state[2] / state[1][:, None], 0.0)
-            at = out + (token.to(gl.int64) * HEADS + head)[:, None] * HEAD_DIM + element
-            gl.store(at, values.to(out.dtype.element_ty), mask=is_query[:, None])
-
-
-@gluon.jit
-def store_part(parts, states, part, state, is_query, element, HEAD_DIM: gl.constexpr):
-    """Store a softmax state with index `part` [QUERIES]; `element` [1, HEAD_DIM] counts from 0."""
-    gl.store(states + part * 2, state[0], mask=is_query)
-    gl.store(states + part * 2 + 1, state[1], mask=is_query)
-    gl.store(parts + part[:, None] * HEAD_DIM + element, state[2], mask=is_query[:, None])
-
-
-@gluon.jit
-def load_part(parts, states, part, is_query, element, HEAD_DIM: gl.constexpr):
-    """Load the softmax state that another workgroup may have stored; the arguments are `store_part`'s."""
-    peak = gl.load(states + part * 2, mask=is_query, other=LOWEST, cache_modifier=".cg")
-    total = gl.load(states + part * 2 + 1, mask=is_query, other=0.0, cache_modifier=".cg")
-    at = parts + part[:, None] * HEAD_DIM + element
-    return peak, total, gl.load(at, mask=is_query[:, None], other=0.0, cache_modifier=".cg")
+            at = out + (token.to(gl.int64) * HEADS + head)[:, None] * HEAD_DIM + dim
+            gl.store(at, values.to(out.dtype.element_ty), mask=inside)
 
 
 @gluon.jit

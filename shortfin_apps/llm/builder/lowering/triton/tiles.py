@@ -106,7 +106,7 @@ class TileTable:
     decode_attention: AttentionTile
     attention: AttentionTile
     batch_attention: AttentionTile | None = None
-    batch_split: int | None = None
+    batch_split: int = 128
 
     def for_rows(self, rows: Dim) -> TileTable:
         """Return the table for attention of a batch's single tokens; a str means that `rows` is unknown.
@@ -115,7 +115,7 @@ class TileTable:
         """
         if self.batch_attention is None or not may_be_many(rows):
             return self
-        split = (isinstance(rows, int) and self.batch_split) or self.split
+        split = self.batch_split if isinstance(rows, int) else self.split
         return replace(self, decode_attention=self.batch_attention, split=split)
 
     def matmul(self, tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None = None) -> MatmulTile:
