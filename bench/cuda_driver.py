@@ -77,6 +77,11 @@ class Cuda:
             "cuMemsetD8_v2", ctypes.c_uint64(address), ctypes.c_ubyte(value), ctypes.c_size_t(num_bytes)
         )
 
+    def fill_later(self, address: int, count: int, value: int) -> None:
+        """Queue a fill of `count` words of 32 bits with `value`."""
+        word = ctypes.c_uint(value)
+        self._call("cuMemsetD32Async", ctypes.c_uint64(address), word, ctypes.c_size_t(count), self._stream)
+
     def upload(self, address: int, data: bytes) -> None:
         self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
 

@@ -154,9 +154,9 @@ ONLY_DISPATCHES = "shortfin_llm.only_dispatches"
 # `hal.tensor.transients` if the size is static.
 CALLER_OWNED = "shortfin_llm.caller_owned"
 WORKSPACE_BYTES = "iree.abi.transients.size.constant"
-# Reflection attribute of an entry that is one launch of workgroups that wait for each other: their number.
-# All of them must run at the same time, so the GPU must have as many compute units.
-RESIDENT_WORKGROUPS = "shortfin_llm.resident_workgroups"
+# Reflection attribute of an entry that is one launch of workgroups that wait for each other: the number of
+# compute units on which all of them run at the same time, so that the GPU must have as many.
+COMPUTE_UNITS = "shortfin_llm.compute_units"
 # Reflection attribute of an `extend`: "true" if it takes `followers`.
 TAKES_FOLLOWERS = "shortfin_llm.takes_followers"
 # Reflection attribute of an entry: "true" if it takes `hidden_states`, for a model with a draft layer.

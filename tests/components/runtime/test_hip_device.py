@@ -116,11 +116,11 @@ def test_a_launch_needs_a_compute_unit_for_each_workgroup(
     workgroups = COMPUTE_UNITS + more
     flag = '"shortfin_llm.only_dispatches" = "true",'
     assert FENCED.count(flag) == 1
-    source = FENCED.replace(flag, f'{flag} shortfin_llm.resident_workgroups = "{workgroups}",')
+    source = FENCED.replace(flag, f'{flag} shortfin_llm.compute_units = "{workgroups}",')
     vmfb = compile_for_hip(source.replace("SIDE", "16"), tmp_path / "waiting.vmfb", ASYNC)
     with nullcontext() if fits else pytest.raises(ArtifactError, match=f"has only {COMPUTE_UNITS}"):
         program = gpu.load_program(vmfb, [hip_artefacts / "model.irpa"], "m")
-        assert program.entries["accumulate"].resident_workgroups == workgroups
+        assert program.entries["accumulate"].compute_units == workgroups
 
 
 def run_failing(folder: Path, runtime: str, fault: str, close: str, gpu: EmulatedGpu) -> list[str]:

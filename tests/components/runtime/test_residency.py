@@ -13,8 +13,8 @@ from shortfin_apps.llm.contract.errors import ArtifactError
 VMFB = Path("model.vmfb")
 
 
-def entry(name: str, workgroups: int | None) -> EntrySignature:
-    return EntrySignature(name, None, None, resident_workgroups=workgroups)
+def entry(name: str, compute_units: int | None) -> EntrySignature:
+    return EntrySignature(name, None, None, compute_units=compute_units)
 
 
 ENTRIES = [entry("prefill_bs1", None), entry("decode_bs1", 36), entry("decode_bs8", 80)]
@@ -27,7 +27,7 @@ def test_a_device_with_as_many_compute_units_runs_them(compute_units: int) -> No
 
 @pytest.mark.parametrize(("compute_units", "has"), [(79, "has only 79"), (None, "does not report")])
 def test_any_other_device_is_refused(compute_units: int | None, has: str) -> None:
-    with pytest.raises(ArtifactError, match=f"80 workgroups.*{has}.*--no-one-launch"):
+    with pytest.raises(ArtifactError, match=f"80 compute units.*{has}.*--no-one-launch"):
         check_residency(VMFB, ENTRIES, lambda: compute_units)
 
 

@@ -59,7 +59,7 @@ class Batch:
     # Computed once for all layers, at the first layer at the latest, if kernels need them.
     counters: Tensor | None = None  # [rows, kv_heads] i32: zero between dispatches
     barrier: Tensor | None = None  # [1] i32: zero before the one launch of a decode
-    resident_workgroups: int | None = field(default=None, init=False)  # of this launch, once it is emitted
+    compute_units: int | None = field(default=None, init=False)  # that one launch needs, once it is emitted
     token_slots: dict[int | None, Tensor] = field(default_factory=dict, init=False)  # keyed by window
     masks: dict[int | None, Tensor] = field(default_factory=dict, init=False)
     tiles: dict[int, Tensor] = field(default_factory=dict, init=False)  # keyed by a tile's tokens

@@ -20,8 +20,8 @@ from shortfin_apps.llm.contract.abi import (
     ASYNC_SUFFIX,
     BLOCK_TABLES,
     CALLER_OWNED,
+    COMPUTE_UNITS,
     ONLY_DISPATCHES,
-    RESIDENT_WORKGROUPS,
     TAKES_FOLLOWERS,
     TAKES_HIDDEN,
     Entry,
@@ -109,8 +109,8 @@ def write_entry(
     values = body(e, inputs, batch)
     results, updated = _of_rows(e, values), _written(entry, batch, values, hidden_size)
     types = _argument_types(entry, options, slabs, hidden_size)
-    resident = batch.resident_workgroups
-    return _function(e, entry, types, results, updated, owned=owned, resident_workgroups=resident)
+    units = batch.compute_units
+    return _function(e, entry, types, results, updated, owned=owned, compute_units=units)
 
 
 def write_decode_loop(
@@ -166,8 +166,8 @@ def write_decode_loop(
     results = {"token_ids": values["token_ids"], **_of_rows(e, values)}
     updated = {name: values[name] for name in LOOP_STATE} | _written(entry, batch, values, hidden_size)
     types = _argument_types(entry, options, slabs, hidden_size)
-    resident = batch.resident_workgroups
-    return _function(e, entry, types, results, updated, owned=static_workspace, resident_workgroups=resident)
+    units = batch.compute_units
+    return _function(e, entry, types, results, updated, owned=static_workspace, compute_units=units)
 
 
 def write_row_entry(
@@ -261,7 +261,7 @@ def _function(
     updated: Mapping[str, Tensor],
     *,
     owned: bool,
-    resident_workgroups: int | None = None,
+    compute_units: int | None = None,
 ) -> str:
     """Return the MLIR function of an entry; its body is the operations emitted so far.
 
@@ -281,7 +281,7 @@ def _function(
         "iree.abi.model": "coarse-fences",
         ONLY_DISPATCHES: "true",
         **({CALLER_OWNED: "true"} if owned else {}),
-        **({} if resident_workgroups is None else {RESIDENT_WORKGROUPS: str(resident_workgroups)}),
+        **({} if compute_units is None else {COMPUTE_UNITS: str(compute_units)}),
         **({TAKES_FOLLOWERS: "true"} if "followers" in types else {}),
         **({TAKES_HIDDEN: "true"} if "hidden_states" in types else {}),
     }

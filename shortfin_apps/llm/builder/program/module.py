@@ -22,7 +22,7 @@ from shortfin_apps.llm.builder.program.entry import (
 )
 from shortfin_apps.llm.builder.target import Target
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
-from shortfin_apps.llm.contract.abi import LOOP_LAYOUTS, RESIDENT_WORKGROUPS, Entry, EntryFamily
+from shortfin_apps.llm.contract.abi import COMPUTE_UNITS, LOOP_LAYOUTS, Entry, EntryFamily
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.config import context_length, pool_elements, pool_planes, within
 from shortfin_apps.llm.model.operations import Linear, Operation, Sample, TopK
@@ -64,7 +64,7 @@ class ModelModule:
         Raises BuildError if no entry is one launch although the options ask for it.
         """
         functions = [self._function(entry) for entry in self.entries]
-        if self._options.one_launch and not any(RESIDENT_WORKGROUPS in each for each in functions):
+        if self._options.one_launch and not any(COMPUTE_UNITS in each for each in functions):
             raise BuildError(
                 "--one-launch: no decode is one launch, which needs a GPU, a batch size of at most 8, and a "
                 "model of equal layers with weights in floats or blocks (docs/kernels.md); leave it out"

@@ -51,8 +51,8 @@ class EntrySignature:
     `name` has no module prefix and no `$async` suffix. `arguments` and `results` are None if the VMFB has no
     reflection data for the function. `only_dispatches`: only dispatches write the arguments; no queue
     operation fills them or copies into them. `workspace_bytes`: if not None, callers must pass result buffers
-    and a workspace of this size after the arguments, and the entry returns nothing. `resident_workgroups`: if
-    not None, the layers are one launch of as many workgroups, which must all run at the same time.
+    and a workspace of this size after the arguments, and the entry returns nothing. `compute_units`: if
+    not None, the layers are one launch whose workgroups all run at the same time on as many.
     `takes_followers`: an `extend` that computes several rows of one request in layers with a state, too.
     `takes_hidden`: an entry of a model with a draft layer.
     """
@@ -62,13 +62,13 @@ class EntrySignature:
     results: tuple[TensorType, ...] | None
     only_dispatches: bool = False
     workspace_bytes: int | None = None
-    resident_workgroups: int | None = None
+    compute_units: int | None = None
     takes_followers: bool = False
     takes_hidden: bool = False
 
     @property
     def is_one_launch(self) -> bool:
-        return self.resident_workgroups is not None
+        return self.compute_units is not None
 
     @property
     def tokens_rank(self) -> int | None:

@@ -1,8 +1,8 @@
 """Checks that a GPU runs all workgroups of a launch at the same time, if these wait for each other.
 
-Such a launch has at most as many workgroups as the GPU that `build` compiled for has compute units. A
-workgroup that fits a compute unit at all fits one that is otherwise empty, whatever registers and shared
-memory it takes. Other launches of this process precede or follow it, as a device executes them one by one.
+Such a launch declares how many compute units it needs: one for each workgroup, or for two that have room on
+one (`one_launch_tiles` in builder/lowering/triton/tiles.py). Other launches of this process precede or follow
+it, as a device executes them one by one.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _OF_CUDA = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT of cuda.h
 def check_residency(
     vmfb: Path, entries: Iterable[EntrySignature], compute_units: Callable[[], int | None]
 ) -> None:
-    """Raise ArtifactError if a launch of these entries has more workgroups than the device runs at once.
+    """Raise ArtifactError if a launch of these entries needs more compute units than the device has.
 
     `compute_units` returns None if the device does not report them.
     """
-    most = max((entry.resident_workgroups or 0 for entry in entries), default=0)
+    most = max((entry.compute_units or 0 for entry in entries), default=0)
     if not most:
         return
     found = compute_units()
     if found is None or found < most:
         has = "does not report how many it has" if found is None else f"has only {found}"
         raise ArtifactError(
-            f"{vmfb}: its small decodes are one launch of {most} workgroups, each of which needs a separate "
-            f"compute unit, and the device {has}; rebuild it with `shortfin-llm build --no-one-launch`"
+            f"{vmfb}: its small decodes are one launch that needs {most} compute units at the same time, and "
+            f"the device {has}; rebuild it with `shortfin-llm build --no-one-launch`"
         )
 
 

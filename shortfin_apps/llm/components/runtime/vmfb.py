@@ -23,8 +23,8 @@ from shortfin_apps.llm.components.runtime.device_errors import wrong_chip_error
 from shortfin_apps.llm.contract.abi import (
     ASYNC_SUFFIX,
     CALLER_OWNED,
+    COMPUTE_UNITS,
     ONLY_DISPATCHES,
-    RESIDENT_WORKGROUPS,
     TAKES_FOLLOWERS,
     TAKES_HIDDEN,
     WORKSPACE_BYTES,
@@ -161,14 +161,14 @@ def _export(module: Any, function: str) -> Export:
     is_async = function != name or reflection.get("iree.abi.model") == "coarse-fences"
     only_dispatches = reflection.get(ONLY_DISPATCHES) == "true"
     workspace_bytes = int(reflection[WORKSPACE_BYTES]) if reflection.get(CALLER_OWNED) == "true" else None
-    resident = reflection.get(RESIDENT_WORKGROUPS)
+    units = reflection.get(COMPUTE_UNITS)
     signature = EntrySignature(
         name,
         arguments,
         results,
         only_dispatches,
         workspace_bytes,
-        resident_workgroups=None if resident is None else int(resident),
+        compute_units=None if units is None else int(units),
         takes_followers=reflection.get(TAKES_FOLLOWERS) == "true",
         takes_hidden=reflection.get(TAKES_HIDDEN) == "true",
     )

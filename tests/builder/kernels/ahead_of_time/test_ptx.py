@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles
@@ -134,6 +136,8 @@ def test_triton_makes_ptx_that_iree_can_launch() -> None:
         constexprs={"COLUMNS": 96, "BLOCK": 128, "ROWS": 4},
         grid=[Tiles("rows", 4)],
     )
+    with pytest.raises(BuildError, match=r"sums_of_rows takes \d+ bytes .* --no-one-launch"):
+        compile_kernel(replace(kernel, most_shared_bytes=0), "nvptx", "sm_90")
     code = compile_kernel(kernel, "nvptx", "sm_90")
     text = code.image.decode()
     assert ".entry sums_of_rows(" in text

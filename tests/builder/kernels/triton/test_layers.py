@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 
 from shortfin_apps.llm.builder.graph.batch import Batch, Slab
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, RenderedKernels, Values
 from shortfin_apps.llm.model.attention import Attend, NormHeads
 from shortfin_apps.llm.model.operations import AddBias, Embed, GatedLinear, Linear, Norm, Operation
@@ -23,7 +25,9 @@ from tests.builder.specs import ffn_features
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
+from shortfin_apps.llm.builder.lowering.triton import layers as triton_layers
 from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, Use, tiles_of
 from tests.builder.specs import changed
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
@@ -117,6 +121,32 @@ def test_a_feed_forward(dtype: FloatType, tokens: int | str, chip: str, launch: 
             last, x = x, x + y
         np.testing.assert_allclose(got_x, last, rtol=0, atol=TOLERANCES[dtype])
         np.testing.assert_allclose(got_y, y, rtol=0, atol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("features", [256, 320])  # whole steps of 256 elements, or not
+def test_waves_that_divide_k_add_in_one_order(
+    features: int, chip: str, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With four parts of K, as Hopper's tiles have, tiles of other sizes have the same bits."""
+    context = context_of(SPEC, chip, options(chip, "bf16"))
+    x, weight = (rounded(random(count, features), "bf16") for count in (11, 72))
+
+    def product(tile: MatmulTile) -> F32:
+        table = replace(tiles_of(context.target), matmuls=[Use(sys.maxsize, sys.maxsize, tile)])
+        monkeypatch.setattr(triton_layers, "tiles_of", lambda _: table)
+
+        def body(e: Emitter, given: dict[str, Tensor]) -> list[Tensor]:
+            return [layers(context, {DOWN: given["weight"]}).linear(e, given["x"], DOWN)]
+
+        inputs: Inputs = {"x": ("bf16", x.shape), "weight": ("bf16", weight.shape)}
+        result: F32 = launch(inputs, body, context)(x=x, weight=weight)[0]
+        return result
+
+    first, second = (
+        product(MatmulTile(*sizes, Tuning(4, 2), parts=4)) for sizes in ((8, 16, 1024), (16, 32, 512))
+    )
+    np.testing.assert_allclose(first, x @ weight.T, rtol=0, atol=TOLERANCES["bf16"])
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32", "f16"])

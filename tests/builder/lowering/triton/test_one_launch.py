@@ -101,7 +101,7 @@ PROGRAMS = 4  # so that they compute several tiles of a stage
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tiles(target: Target) -> OneLaunchTiles:
+    def tiles(target: Target, per_unit: int) -> OneLaunchTiles:
         return replace(one_launch_tiles(target), programs=PROGRAMS)
 
     monkeypatch.setattr(one_launch_kernels, "one_launch_tiles", tiles)

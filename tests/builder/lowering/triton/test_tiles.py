@@ -20,7 +20,7 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import (
     tiles_of,
 )
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
+from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
 
 AMD = Target("hip:gfx942", (), "amdgpu", "gfx942", frozenset())
@@ -29,7 +29,9 @@ AMPERE = replace(HOPPER, device="cuda:sm_80", cpu="sm_80")
 TARGETS = pytest.mark.parametrize(
     "table", [pytest.param(tiles_of(target), id=target.cpu) for target in (AMD, HOPPER, AMPERE)]
 )
-LAYOUTS = pytest.mark.parametrize("layout", [None, BlockRows(Q4_1), BlockRows(Q8_0), Fp8Rows("f8E4M3FN")])
+LAYOUTS = pytest.mark.parametrize(
+    "layout", [RowMajor("bf16"), RowMajor("f32"), BlockRows(Q4_1), BlockRows(Q8_0), Fp8Rows("f8E4M3FN")]
+)
 TOKENS: list[int | str] = [1, 2, 16, 17, 32, 33, 64, 65, 128, 129, 512, 513, 4096, "tokens"]
 FEATURES = [64, 576, 960, 2048, 3072, 4096, 5120, 6144, 8192, 28672, 128256]
 
@@ -113,6 +115,21 @@ def test_up_to_32_tokens_all_tiles_for_blocks_add_in_one_order_on_hopper(
     assert {table.matmul(tokens, (features, 576), layout).parts for tokens in (1, 9, 17, 32)} == {4}
 
 
+@pytest.mark.parametrize("features", FEATURES)
+def test_up_to_16_tokens_all_tiles_for_16_bit_floats_add_in_one_order_on_hopper(features: int) -> None:
+    table = tiles_of(HOPPER)
+    for layout, parts in ((RowMajor("bf16"), 4), (RowMajor("f16"), 4), (RowMajor("f32"), 1)):
+        tiles = [table.matmul(tokens, (features, 576), layout) for tokens in (1, 8, 9, 16)]
+        assert {tile.parts for tile in tiles} == {parts}
+
+
+def test_a_tile_has_at_most_the_stages_that_shared_memory_has_room_for() -> None:
+    tile = MatmulTile(8, 24, 1024, Tuning(4, 4))  # loads 32 KiB a step
+    stages = [tile.with_stages(most, 128 << 10).tuning.num_stages for most in (1, 2, 4, 5, 8)]
+    assert stages == [1, 2, 4, 5, 5]
+    assert tile.with_stages(8, 16 << 10).tuning.num_stages == 2
+
+
 @pytest.mark.parametrize("parts", [1, 4])
 def test_a_tile_with_more_columns_has_depth_for_its_parts(parts: int) -> None:
     tile = MatmulTile(8, 16, 1024, Tuning(4, 3), parts=parts).with_columns(256)
@@ -131,6 +148,17 @@ def test_an_attention_has_fewer_slots_of_wide_heads_and_room_for_all_that_share_
     assert [(each.queries, each.columns) for each in sizes] == [(16, 128), (32, 64), (16, 64)]
 
 
+def test_workgroups_that_share_a_unit_also_share_its_memory() -> None:
+    alone, shared = one_launch_tiles(HOPPER), one_launch_tiles(HOPPER, per_unit=2)
+    assert shared.programs == 2 * alone.programs
+    assert (alone.most_shared_bytes, shared.most_shared_bytes) == (None, 113 << 10)
+    for features in FEATURES:
+        for layout in (RowMajor("bf16"), RowMajor("f32")):
+            tile = shared.matmul(8, (features, 4096), layout)
+            ahead = tile.tuning.num_stages - 1
+            assert ahead * (tile.rows + tile.columns) * tile.depth_bytes <= 113 << 10
+
+
 @pytest.mark.parametrize("target", [AMD, HOPPER], ids=lambda target: target.cpu)
 @pytest.mark.parametrize("features", [16, 576, 960, 3072, 6144, 28672, 49152, 128256])
 def test_no_workgroup_of_one_launch_has_more_columns_than_with_other_tiles(
@@ -140,16 +168,18 @@ def test_no_workgroup_of_one_launch_has_more_columns_than_with_other_tiles(
     most = {columns: ceil(ceil(features / columns) / tiles.programs) * columns for columns in (16, 32, 64)}
     chosen = tiles.matmul(8, (features, 64))
     assert most[chosen.columns] == min(most.values())
-    assert chosen.tuning == tiles.tuning
+    assert chosen.tuning.num_waves == tiles.tuning.num_waves
 
 
 @pytest.mark.parametrize("target", [AMD, HOPPER, AMPERE], ids=lambda target: target.cpu)
-@pytest.mark.parametrize("blocks", [Q4_1, Q8_0])
+@pytest.mark.parametrize(
+    "layout", [BlockRows(Q4_1), BlockRows(Q8_0), RowMajor("bf16"), RowMajor("f32")], ids=str
+)
 @pytest.mark.parametrize("features", FEATURES)
 def test_one_launch_adds_in_the_order_of_separate_launches(
-    target: Target, blocks: BlockType, features: int
+    target: Target, layout: WeightLayout, features: int
 ) -> None:
-    shape, layout = (features, 576), BlockRows(blocks)
+    shape = (features, 576)
     for tokens in (1, 8):
         tile = one_launch_tiles(target).matmul(tokens, shape, layout)
         assert tile.parts == tiles_of(target).matmul(tokens, shape, layout).parts

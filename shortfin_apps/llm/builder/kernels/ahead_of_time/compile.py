@@ -77,6 +77,12 @@ def _for_nvidia(kernel: Kernel, chip: str) -> CodeObject:
     with _chosen_cache():
         compiled = _compile(kernel, ("cuda", int(re.sub(r"\D", "", chip)), _WARP), options)
     metadata, text = compiled.metadata, compiled.asm["ptx"]
+    most = kernel.most_shared_bytes
+    if most is not None and metadata.shared > most:
+        raise BuildError(
+            f"kernel {kernel.name} takes {metadata.shared} bytes of shared memory per workgroup, of which at "
+            f"most {most} let all its workgroups run at the same time; build with --no-one-launch"
+        )
     if is_gluon:
         text = ptx.without_newer_loads(text, kernel.name)
     scratch = _scratch(kernel, metadata.global_scratch_size)

@@ -47,7 +47,7 @@ class Kernel:
 
     The function's operands are, in this order, the buffers of the interface (read, written in place,
     results) and the interface's constants. All other parameters are in `constexprs`, and may be at any
-    position.
+    position. `most_shared_bytes`: shared memory that a workgroup may have, so that several run at a time.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Kernel:
     constexprs: Mapping[str, Constexpr]
     grid: Grid
     tuning: Tuning = Tuning()
+    most_shared_bytes: int | None = None
 
     @property
     def workload(self) -> tuple[str, ...]:

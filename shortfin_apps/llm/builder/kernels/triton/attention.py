@@ -132,8 +132,12 @@ def attend_share(
     STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr, ROW: tl.constexpr, QUERIES: tl.constexpr,
     COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SHARES: tl.constexpr, SPLIT: tl.constexpr,
     MOST_SPLITS: tl.constexpr, TAIL: tl.constexpr, BLOCK_TAIL: tl.constexpr,
+    STAGES: tl.constexpr = None,
 ):  # fmt: skip
-    """Compute the share of `attend_singles` with this number, of a row and a K/V head."""
+    """Compute the share of `attend_singles` with this number, of a row and a K/V head.
+
+    STAGES is as in `attend_slots`.
+    """
     SHARING: tl.constexpr = HEADS // KV_HEADS
     token, last, is_single = single_of(offsets, starts, seq_lens, rows, row, tokens)
     first = 0
@@ -158,6 +162,7 @@ def attend_share(
             tl.minimum(last, base + (share + 1) * slots), nothing(seen, queries), cache,
             blocks + row.to(tl.int64) * width, layer, kv_head,
             KV_HEADS, HEAD_DIM, STRIDE, PAGE_ROWS, ROW, COLUMNS, WINDOW, CAP, TAIL, False, SPLIT, MOST_SPLITS,
+            STAGES,
         )  # fmt: skip
         is_last = True
         if shares > 1:

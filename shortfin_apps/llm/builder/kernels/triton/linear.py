@@ -34,6 +34,7 @@ def linear_tile(
     x, x_scales, in_squares, w, scales, minima, residual, norm, y, scaled, squares, tokens,
     IN: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr,
+    STAGES: tl.constexpr = None,
 ):  # fmt: skip
     """Compute the tile of `linear` that starts at a row and a column. `y` must not be `residual`."""
     row = first_row + tl.arange(0, ROWS)
@@ -48,7 +49,7 @@ def linear_tile(
     weight_row = tl.minimum(column, OUT - 1)
     sums = normalised_product(
         x, x_scales, in_squares, w, scales, minima, row, tokens, weight_row,
-        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY, PARTS,
+        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY, PARTS, STAGES,
     )  # fmt: skip
     if not IS_SMALL:
         added = _loaded(residual, at, inside)
@@ -94,7 +95,7 @@ def gated_linear_tile(
     x, x_scales, in_squares, w, scales, minima, y, tokens,
     IN: tl.constexpr, OUT: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    ACTIVATION: tl.constexpr, STAGES: tl.constexpr = None,
 ):  # fmt: skip
     """Compute the tile of `gated_linear` with COLUMNS / 2 columns of y, from column `first` on.
 
@@ -105,7 +106,7 @@ def gated_linear_tile(
     weight_row = tl.minimum(first + each // 2, OUT - 1) + each % 2 * OUT
     sums = normalised_product(
         x, x_scales, in_squares, w, scales, minima, row, tokens, weight_row,
-        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY, PARTS,
+        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY, PARTS, STAGES,
     )  # fmt: skip
     store_gated(y, sums, row, tokens, first, OUT, ACTIVATION)
 

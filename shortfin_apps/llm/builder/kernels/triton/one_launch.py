@@ -122,8 +122,8 @@ def decode_layers(
     HAS_SINKS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr, HEAD_COLUMNS: tl.constexpr, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr,
     ROW: tl.constexpr, QUERIES: tl.constexpr, SLOTS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    SHARES: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, EARLY: tl.constexpr,
-    FLOAT: tl.constexpr, EMBEDDING_BLOCKS: tl.constexpr, QKV_LAYOUT: tl.constexpr,
+    SHARES: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr, FLOAT: tl.constexpr, EMBEDDING_BLOCKS: tl.constexpr, QKV_LAYOUT: tl.constexpr,
     OUTPUT_LAYOUT: tl.constexpr, GATE_UP_LAYOUT: tl.constexpr, DOWN_LAYOUT: tl.constexpr,
     HEAD_LAYOUT: tl.constexpr, QKV_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, GATE_UP_TILE: tl.constexpr,
     DOWN_TILE: tl.constexpr, HEAD_TILE: tl.constexpr, DEFERS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr,
@@ -136,8 +136,8 @@ def decode_layers(
     `seq_lens`, `blocks`, `cache` and `counters` as in `attend_singles`. `barrier` [1] i32 and `counters` must
     be zero before a launch. `work` i8 has the buffers between stages, each at the byte that the constant of
     its name says. FLOAT: the type of activations. DEFERS: norms are deferred. A matmul's tile is (columns,
-    depth, rows, PARTS), with at least TOKENS rows; LAYOUT is as in `matrix_at`. If a wait takes too long,
-    all logits are NaN.
+    depth, rows, PARTS, STAGES), with at least TOKENS rows; LAYOUT is as in `matrix_at`. STAGES: attention's.
+    If a wait takes too long, all logits are NaN.
     """
     Q_FEATURES: tl.constexpr = HEADS * HEAD_DIM
     TYPE: tl.constexpr = float_type(FLOAT)
@@ -181,7 +181,7 @@ def decode_layers(
                 scaled, None, squares, w, scales, minima, bias, head_norm, rotary, slots, cache, q, TOKENS,
                 layer,
                 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, HEAD_COLUMNS, STRIDE, ROW, EPS, GROUP,
-                blocks_of(QKV_LAYOUT), QKV_TILE[2], QKV_TILE[0], QKV_TILE[1], EARLY, QKV_TILE[3],
+                blocks_of(QKV_LAYOUT), QKV_TILE[2], QKV_TILE[0], QKV_TILE[1], EARLY, QKV_TILE[3], QKV_TILE[4],
             )  # fmt: skip
         arrive(barrier)
 
@@ -195,7 +195,7 @@ def decode_layers(
                 q, cache, None, starts, seq_lens, blocks, sinks, counters, attended, parts, states, TOKENS,
                 TOKENS, width, layer,
                 HEADS, KV_HEADS, HEAD_DIM, BLOCK_DIM, STRIDE, PAGE_ROWS, ROW, QUERIES, SLOTS, WINDOW, CAP,
-                SHARES, SPLIT, MOST_SPLITS, None, None,
+                SHARES, SPLIT, MOST_SPLITS, None, None, STAGES,
             )  # fmt: skip
             memory_barrier()  # waves without queries of the item must not start the next one yet
         arrive(barrier)
@@ -208,7 +208,7 @@ def decode_layers(
                 0, tile * OUTPUT_TILE[0],
                 attended, None, None, w, scales, minima, x, ffn_norm, y, scaled, squares, TOKENS,
                 Q_FEATURES, HIDDEN, EPS, GROUP, blocks_of(OUTPUT_LAYOUT),
-                OUTPUT_TILE[2], OUTPUT_TILE[0], OUTPUT_TILE[1], EARLY, OUTPUT_TILE[3],
+                OUTPUT_TILE[2], OUTPUT_TILE[0], OUTPUT_TILE[1], EARLY, OUTPUT_TILE[3], OUTPUT_TILE[4],
             )  # fmt: skip
         arrive(barrier)
 
@@ -226,6 +226,7 @@ def decode_layers(
                 scaled, None, squares, w, scales, minima, gated, TOKENS,
                 HIDDEN, FFN, EPS, GROUP, blocks_of(GATE_UP_LAYOUT),
                 GATE_UP_TILE[2], GATE_UP_TILE[0], GATE_UP_TILE[1], EARLY, GATE_UP_TILE[3], ACTIVATION,
+                GATE_UP_TILE[4],
             )  # fmt: skip
         arrive(barrier)
 
@@ -237,7 +238,7 @@ def decode_layers(
                 0, tile * DOWN_TILE[0],
                 gated, None, None, w, scales, minima, y, next_norm, x, scaled, squares, TOKENS,
                 FFN, HIDDEN, EPS, GROUP, blocks_of(DOWN_LAYOUT),
-                DOWN_TILE[2], DOWN_TILE[0], DOWN_TILE[1], EARLY, DOWN_TILE[3],
+                DOWN_TILE[2], DOWN_TILE[0], DOWN_TILE[1], EARLY, DOWN_TILE[3], DOWN_TILE[4],
             )  # fmt: skip
         arrive(barrier)
 
@@ -253,7 +254,7 @@ def decode_layers(
             0, tile * HEAD_TILE[0],
             scaled, None, squares, w, scales, minima, None, None, logits, None, None, TOKENS,
             HIDDEN, VOCAB, EPS, GROUP, blocks_of(HEAD_LAYOUT),
-            HEAD_TILE[2], HEAD_TILE[0], HEAD_TILE[1], EARLY, HEAD_TILE[3],
+            HEAD_TILE[2], HEAD_TILE[0], HEAD_TILE[1], EARLY, HEAD_TILE[3], HEAD_TILE[4],
         )  # fmt: skip
     if is_abandoned(barrier):
         memory_barrier()  # no logits of another wave may follow

@@ -15,7 +15,7 @@ PART_DEPTH = tl.constexpr(rooms.PART_DEPTH)
 def normalised_product(
     x, x_scales, squares, w, scales, minima, row, tokens, weight_row,
     IN: tl.constexpr, GROUP: tl.constexpr, EPS: tl.constexpr, BLOCKS: tl.constexpr, DEPTH: tl.constexpr,
-    EARLY: tl.constexpr, PARTS: tl.constexpr,
+    EARLY: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr = None,
 ):  # fmt: skip
     """Compute `product`; with `squares`, also multiply each row by the 1 / rms of a deferred norm.
 
@@ -29,7 +29,7 @@ def normalised_product(
     if w.dtype.element_ty.is_fp8():
         sums = fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN, DEPTH, PARTS)
     else:
-        sums = product(x, w, scales, minima, row, tokens, weight_row, IN, BLOCKS, DEPTH, PARTS)
+        sums = product(x, w, scales, minima, row, tokens, weight_row, IN, BLOCKS, DEPTH, PARTS, STAGES)
     if not EARLY:
         parts = _sums_of_squares(squares, own, IN // GROUP)
     if parts is None:
@@ -42,6 +42,7 @@ def normalised_product(
 def product(
     x, w, scales, minima, row, tokens, weight_row,
     IN: tl.constexpr, BLOCKS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
+    STAGES: tl.constexpr = None,
 ):  # fmt: skip
     """Return the f32 products [ROWS, COLUMNS] of rows of x [tokens, IN] and rows of w [.., IN].
 
@@ -52,6 +53,8 @@ def product(
     With PARTS > 1, K is divided among as many waves (see parts.py), in turns of PART_DEPTH elements, and
     their sums are added at the end. The order of additions then depends on PARTS alone, not on the tile.
     DEPTH must be a multiple of PARTS * PART_DEPTH.
+
+    STAGES: pipeline stages of the loads; None: those of the whole kernel.
     """
     PACKED: tl.constexpr = 2 if BLOCKS is not None and BLOCKS[0] == 4 else 1  # elements of w per byte
     # The smallest tile is rarely full. Its rows out of range are masked: loading copies of the last row
@@ -67,7 +70,7 @@ def product(
         sums = tl.zeros((row.shape[0], weight_row.shape[0]), tl.float32)
     else:
         sums = tl.zeros((PARTS, weight_row.shape[0], row.shape[0]), tl.float32)
-    for first in range(0, IN, DEPTH):
+    for first in tl.range(0, IN, DEPTH, num_stages=STAGES):
         if IN % DEPTH == 0:
             a = tl.load(x_tile, mask=exists, other=0.0) if IS_SMALL else tl.load(x_tile)
             b = tl.load(w_tile)

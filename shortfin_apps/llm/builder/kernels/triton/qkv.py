@@ -42,7 +42,7 @@ def project_qkv_tile(
     IN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_COLUMNS: tl.constexpr, STRIDE: tl.constexpr, ROW: tl.constexpr, EPS: tl.constexpr,
     GROUP: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    EARLY: tl.constexpr, PARTS: tl.constexpr,
+    EARLY: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr = None,
 ):  # fmt: skip
     """Compute the tile of `project_qkv` with COLUMNS / 2 pairs of columns, from the pair `first` on.
 
@@ -61,7 +61,7 @@ def project_qkv_tile(
     feature = of_column // HEAD_PAIRS * HEAD_DIM + in_head
     sums = normalised_product(
         x, x_scales, in_squares, w, scales, minima, row, tokens, feature,
-        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY, PARTS,
+        IN, GROUP, EPS, BLOCKS, DEPTH, EARLY, PARTS, STAGES,
     )  # fmt: skip
     if bias is not None:
         sums += tl.load(bias + feature)[None, :]

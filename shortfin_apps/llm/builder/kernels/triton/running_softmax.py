@@ -49,7 +49,7 @@ def attend_slots(
     queries, turned, seen, begin, first, shared, last, state, cache, table, layer, kv_head,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STRIDE: tl.constexpr, PAGE_ROWS: tl.constexpr,
     ROW: tl.constexpr, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, TAIL: tl.constexpr,
-    SHARES: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    SHARES: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, STAGES: tl.constexpr = None,
 ):  # fmt: skip
     """Attend from queries [QUERIES, BLOCK_DIM] to slots `first` to `last` - 1; return the updated `state`.
 
@@ -64,6 +64,7 @@ def attend_slots(
 
     With SHARES, the result has the bits that `attend_singles` computes for each query: one softmax state for
     each share of the slots, merged in order. `state` must be empty, and SPLIT a multiple of COLUMNS.
+    STAGES: pipeline stages of the loads; None: those of the whole kernel.
     """
     peak, total, sums = state
     whole = state  # the merged states of complete shares
@@ -80,7 +81,7 @@ def attend_slots(
             scales = scales_of(cache, KV_HEADS, HEAD_DIM) + kv_head
         else:
             scales = scales_of(cache, 1, HEAD_DIM + TAIL)
-    for at in range(first, shared, COLUMNS):
+    for at in tl.range(first, shared, COLUMNS, num_stages=STAGES):
         slot = at + tl.arange(0, COLUMNS)
         key = key_row(table, slot, None, layer, STRIDE, PAGE_ROWS, PLANES)
         peak, total, sums = attend_columns(
@@ -91,7 +92,7 @@ def attend_slots(
             whole, (peak, total, sums) = complete_share(
                 whole, (peak, total, sums), seen, base, at + COLUMNS, last, SPLIT, MOST_SPLITS
             )
-    for at in range(shared, last, COLUMNS):
+    for at in tl.range(shared, last, COLUMNS, num_stages=STAGES):
         slot = at + tl.arange(0, COLUMNS)
         exists = slot < last
         if WINDOW is not None:

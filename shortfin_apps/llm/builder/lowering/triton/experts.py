@@ -17,6 +17,7 @@ from shortfin_apps.llm.builder.weights.layout import weight_layout
 from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.spec import weight_shapes
 
+_LEAST_ROWS = 16  # of a tile; two tiles of 8 would load an expert's weights twice
 _LIKELY_TOKENS = 512  # the assumption if the number of tokens is unknown at compile time
 
 
@@ -72,7 +73,7 @@ class TritonExperts:
         made = self._launcher.launch(e, self._kernels.route(), operands)
         average = self._average(tokens)
         shape = 2 * self._experts.features, self._spec.hidden_size
-        tile_rows = (self._own_tile(average) or self._tiles.matmul(average, shape)).rows
+        tile_rows = max(_LEAST_ROWS, (self._own_tile(average) or self._tiles.matmul(average, shape)).rows)
         tiles = self._most_tiles(e, rows, tile_rows)
         sizes = {"rows": rows, "tiles": tiles, "places": e.times(tiles, tile_rows)}
         kernel = self._kernels.sort(tile_rows)

@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP, GROUP
 from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear, linear
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv
 from shortfin_apps.llm.builder.lowering.triton.attention_kernels import pages_of
-from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, power_of_two
+from shortfin_apps.llm.builder.lowering.triton.tiles import LOADED_BYTES, MatmulTile, power_of_two
 from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.attention import Attention
@@ -27,7 +27,8 @@ MATRIX = ("w", "scales", "minima")  # the operands of a weight; a float weight h
 class MatmulKernels:
     """Creates the kernels of matmuls.
 
-    `tile_of` returns the tile for a number of tokens and a weight's shape and layout. In all methods, `shape`
+    `tile_of` returns the tile for a number of tokens and a weight's shape and layout; `loaded_bytes`: shared
+    memory for what a tile loads ahead. In all methods, `shape`
     and `layout` are the weight's; None for `layout` stands for row-major floats.
     """
 
@@ -36,11 +37,13 @@ class MatmulKernels:
         spec: ModelSpec,
         options: BuildOptions,
         tile_of: Callable[[Dim, Shape, WeightLayout | None], MatmulTile],
+        loaded_bytes: int = LOADED_BYTES,
     ) -> None:
         self._spec = spec
         self._options = options
         self._act = options.activations
         self._tile_of = tile_of
+        self._loaded_bytes = loaded_bytes
 
     def linear(self, shape: Shape, tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
         """Return the kernel of Linear: x times the transpose of w, plus `residual`.
@@ -48,7 +51,7 @@ class MatmulKernels:
         If the operand `norm` is given, the kernel also writes the inputs of the matmuls after this norm.
         """
         out_features, _ = shape
-        tile = self._tile_of(tokens, shape, layout)
+        tile = self._tile_of(tokens, shape, layout or RowMajor(self._act))
         interface = Interface(
             constants=("tokens",),
             reads={
@@ -65,7 +68,7 @@ class MatmulKernels:
     ) -> Kernel:
         """Return the kernel of GatedLinear: activation(gate) * up; w has the rows of gate, then of up."""
         out_features = shape[0] // 2
-        tile = self._tile_of(tokens, shape, layout)
+        tile = self._tile_of(tokens, shape, layout or RowMajor(self._act))
         interface = Interface(
             constants=("tokens",),
             reads=self._reads(shape, layout),
@@ -85,8 +88,8 @@ class MatmulKernels:
         options = self._options
         has_whole_heads = block.qk_norm or options.kv == "q8_0"
         head_columns = power_of_two(block.head_dim) if has_whole_heads else block.head_dim
-        tile = self._tile_of(tokens, shape, layout)
-        wide = _widened(tile, layout, head_columns if has_whole_heads else 1)
+        tile = self._tile_of(tokens, shape, layout or RowMajor(self._act))
+        wide = self._widened(tile, layout, head_columns if has_whole_heads else 1)
         columns = shape[0] // block.head_dim * head_columns
         interface = Interface(
             constants=("tokens", "layer"),
@@ -115,6 +118,15 @@ class MatmulKernels:
             f"project_qkv{slab.suffix}", project_qkv, interface, shape, layout, wide, heads, columns
         )
         return replace(kernel, name=kernel.name.replace(wide.suffix, tile.suffix))
+
+    def _widened(self, tile: MatmulTile, layout: WeightLayout | None, least_columns: int) -> MatmulTile:
+        """Return the tile with at least `least_columns` columns."""
+        if isinstance(layout, Fp8Rows):  # the tile's depth must stay the size of a group with one scale
+            return replace(tile, columns=max(tile.columns, least_columns))
+        wide = tile.with_columns(least_columns)
+        if wide.parts == 1 or isinstance(layout, BlockRows):
+            return wide
+        return wide.with_stages(wide.tuning.num_stages, self._loaded_bytes)  # parts of K need depth
 
     def _reads(self, shape: Shape, layout: WeightLayout | None) -> dict[str, Buffer]:
         _, in_features = shape
@@ -153,13 +165,6 @@ class MatmulKernels:
             grid=[Tiles("tokens", tile.rows), -(-(columns or out_features) // tile.columns)],
             tuning=tile.tuning,
         )
-
-
-def _widened(tile: MatmulTile, layout: WeightLayout | None, least_columns: int) -> MatmulTile:
-    """Return the tile with at least `least_columns` columns."""
-    if isinstance(layout, Fp8Rows):  # the tile's depth must stay the size of a group with one scale
-        return replace(tile, columns=max(tile.columns, least_columns))
-    return tile.with_columns(least_columns)
 
 
 def kind_of(layout: WeightLayout | None) -> str:

@@ -41,9 +41,9 @@ from shortfin_apps.llm.model.operations import (
 from shortfin_apps.llm.model.spec import num_weights
 
 MOST_ROWS = 8
-# With more weights, a decode waits for memory, and separate launches were faster on an H200. In blocks, they
-# run more workgroups at a time, which widening needs.
-MOST_WEIGHTS = 4_000_000_000
+# Measured on an H200 with up to 8 billion weights. In blocks, separate launches are faster for larger models:
+# they run more workgroups at a time, which widening needs.
+MOST_WEIGHTS = 10_000_000_000
 MOST_WEIGHTS_IN_BLOCKS = 500_000_000
 TABLE = "one_launch.weights"
 
@@ -104,10 +104,7 @@ class OneLaunch:
             "width": batch.width,
             **({} if memory is None else {"logits": memory}),
         }
-        kernel = self._kernels.decode_layers(decode, batch.rows, batch.slab)
-        [workgroups] = kernel.grid
-        assert isinstance(workgroups, int)
-        batch.resident_workgroups = workgroups
+        kernel, batch.compute_units = self._kernels.decode_layers(decode, batch.rows, batch.slab)
         made = self._launcher.launch(e, kernel, operands)
         batch.cache, batch.counters = made["cache"], made["counters"]
         logits = made["logits"]

@@ -21,7 +21,12 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
     deferred,
     matrix,
 )
-from shortfin_apps.llm.builder.lowering.triton.tiles import one_launch_tiles, power_of_two, tiles_of
+from shortfin_apps.llm.builder.lowering.triton.tiles import (
+    OneLaunchTiles,
+    one_launch_tiles,
+    power_of_two,
+    tiles_of,
+)
 from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, WeightLayout
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.operations import Activation
@@ -36,6 +41,10 @@ COLUMNS = {
 }
 EMBEDDING = ("embedding", "embedding_scales", "embedding_minima")
 NUM_COLUMNS = len(_VECTORS) + len(MATRICES) * len(MATRIX)
+
+# Two workgroups share a compute unit if a matmul has more output features than this, and heads are no larger.
+MOST_FEATURES_ALONE = 4224  # 32 for each multiprocessor of an H200
+MOST_SHARING_HEAD, MOST_SHARING_WHOLE_HEAD = 128, 64
 
 _LINE = 128  # bytes
 _ITEM_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()}
@@ -74,19 +83,19 @@ class OneLaunchKernels:
         self._options = context.options
         self._act = context.options.activations
         self._weights = context.weights
+        self._target = context.target
         self._attention_tiles = tiles_of(context.target)
-        self._tiles = one_launch_tiles(context.target)
-        self._matmuls = MatmulKernels(context.spec, context.options, self._tiles.matmul)
 
-    def decode_layers(self, decode: Decode, rows: int, slab: Slab) -> Kernel:
-        """Return the kernel for `rows` batch rows of one token each."""
+    def decode_layers(self, decode: Decode, rows: int, slab: Slab) -> tuple[Kernel, int]:
+        """Return the kernel for `rows` batch rows of one token each, and how many compute units it needs."""
         layer, spec = decode.layers[0], self._spec
+        tiles = one_launch_tiles(self._target, per_unit=2 if self._share_units(layer) else 1)
         attention = self._attention(layer.block, rows, slab)
-        matmuls = self._matmuls_of(decode, rows, slab)
+        matmuls = self._matmuls_of(decode, rows, slab, tiles)
         work = self._work(layer, rows, attention)
         reads = self._reads(decode, rows, attention)
-        programs = min(self._tiles.programs, max(map(_items, (attention, *matmuls.values()))))
-        return Kernel(
+        programs = min(tiles.programs, max(map(_items, (attention, *matmuls.values()))))
+        kernel = Kernel(
             name=f"decode_layers_{rows}",
             function=decode_layers,
             interface=Interface(
@@ -116,12 +125,14 @@ class OneLaunchKernels:
                 **{name.upper(): offset for name, offset in work.offsets.items()},
             },
             grid=[programs],
-            tuning=self._tiles.tuning,
+            tuning=tiles.tuning,
+            most_shared_bytes=tiles.most_shared_bytes,
         )
+        return kernel, -(-programs // tiles.per_unit)
 
-    def _matmuls_of(self, decode: Decode, rows: int, slab: Slab) -> dict[str, Kernel]:
+    def _matmuls_of(self, decode: Decode, rows: int, slab: Slab, tiles: OneLaunchTiles) -> dict[str, Kernel]:
         """Return the matmuls as separate kernels, by the names of their weights."""
-        layer, matmuls = decode.layers[0], self._matmuls
+        layer, matmuls = decode.layers[0], self._matmuls(tiles)
 
         def stored(weight: str) -> tuple[tuple[int, ...], int, WeightLayout]:
             return self._weights.shape(weight), rows, self._weights.layout(weight)
@@ -135,6 +146,9 @@ class OneLaunchKernels:
             "head": matmuls.linear(*stored(decode.head)),
         }
 
+    def _matmuls(self, tiles: OneLaunchTiles) -> MatmulKernels:
+        return MatmulKernels(self._spec, self._options, tiles.matmul, tiles.loaded_bytes)
+
     def _attention(self, block: Attention, rows: int, slab: Slab) -> Kernel:
         """Return the separate kernel of attention, for a known number of rows and the longest context."""
         kernels = AttentionKernels(self._spec, block, self._options, self._attention_tiles)
@@ -142,6 +156,17 @@ class OneLaunchKernels:
 
     def _features(self, layer: Layer, field: str) -> int:
         return self._weights.shape(layer.weights[field])[0]
+
+    def _share_units(self, layer: Layer) -> bool:
+        """Whether two workgroups should share a compute unit.
+
+        On an H200, that was slower with few tiles, weights in blocks, or wide tiles of whole heads.
+        """
+        block, options = layer.block, self._options
+        most = MOST_SHARING_WHOLE_HEAD if block.qk_norm or options.kv == "q8_0" else MOST_SHARING_HEAD
+        if self._weights.layout(layer.weights["gate_up"]).blocks or block.head_dim > most:
+            return False
+        return max(self._features(layer, name) for name in MATRICES) > MOST_FEATURES_ALONE
 
     def _reads(self, decode: Decode, rows: int, attention: Kernel) -> dict[str, Buffer]:
         of_attention = _of_rows(attention.interface.reads, rows)
@@ -221,7 +246,7 @@ def _attention_constants(attention: Kernel) -> dict[str, Constexpr]:
     """Return the constants of `attend_singles`, of which COLUMNS is SLOTS in the one kernel."""
     left_out = {"sinks", "TAIL", "BLOCK_TAIL"}
     constants = {name: value for name, value in attention.constexprs.items() if name not in left_out}
-    return {"SLOTS": constants.pop("COLUMNS"), **constants}
+    return {"SLOTS": constants.pop("COLUMNS"), "STAGES": attention.tuning.num_stages, **constants}
 
 
 def _matmul_constants(matmuls: Mapping[str, Kernel]) -> dict[str, Constexpr]:
@@ -237,7 +262,7 @@ def _matmul_constants(matmuls: Mapping[str, Kernel]) -> dict[str, Constexpr]:
 
 def _tile_of(matmul: Kernel) -> tuple[int, ...]:
     sizes = [matmul.constexprs[name] for name in ("COLUMNS", "DEPTH", "ROWS", "PARTS")]
-    return tuple(size for size in sizes if isinstance(size, int))
+    return (*(size for size in sizes if isinstance(size, int)), matmul.tuning.num_stages)
 
 
 def _layout_of(matmul: Kernel) -> tuple[int, ...] | None:

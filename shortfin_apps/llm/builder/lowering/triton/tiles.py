@@ -10,13 +10,14 @@ from shortfin_apps.llm.builder.graph.emitter import Dim, room
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
 from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP, PART_DEPTH
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
+from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.contract.gpu_code.chips import CHIPS
 
-FEW_ROWS = 32  # decodes of up to this size give a row the same bits, whatever their size
+FEW_ROWS = 32  # up to this size, attention in decodes gives a row the same bits, whatever their size
 MOST_SPLITS = 64  # maximum workgroups per K/V head for the attention of a single token
 _ANY = sys.maxsize
 _LEAST_PART_BYTES = 2 * PART_DEPTH  # in 16 bits
+LOADED_BYTES = 160 << 10  # of shared memory, of which a multiprocessor of Hopper has 228 KiB
 _LEAST_DEPTH_BYTES = 64  # one block of 32 weights in 16 bits; no matrix instruction reads more of K
 UNKNOWN_TOKENS = 512  # the assumption if the number of tokens is unknown at compile time
 
@@ -48,6 +49,15 @@ class MatmulTile:
         least_bytes = _LEAST_DEPTH_BYTES if self.parts == 1 else _LEAST_PART_BYTES * self.parts
         depth_bytes = max(least_bytes, self.depth_bytes * self.columns // columns)
         return replace(self, columns=columns, depth_bytes=depth_bytes)
+
+    def with_stages(self, most: int, loaded_bytes: int) -> MatmulTile:
+        """Return the tile with `most` pipeline stages, or down to 2 if their loads exceed `loaded_bytes`.
+
+        Weights count as floats.
+        """
+        step = (self.rows + self.columns) * self.depth_bytes
+        stages = min(most, max(2, 1 + loaded_bytes // step))
+        return replace(self, tuning=replace(self.tuning, num_stages=stages))
 
     def for_blocks(self) -> MatmulTile:
         """Return the tile for weights in blocks, whose dequantisation needs registers."""
@@ -135,6 +145,8 @@ class TileTable:
                 return first(*(self.byte_blocks if blocks.bits == 8 else ()), *self.blocks)
             case BlockRows():
                 return first(*self.matmuls).for_blocks()
+            case RowMajor("f32"):  # which is too wide for parts of K
+                return first(*(use for use in self.matmuls if use.tile.parts == 1))
         return first(*self.matmuls)
 
     def float4_expert(self, rows: int) -> MatmulTile | None:
@@ -144,16 +156,28 @@ class TileTable:
 
 @dataclass(frozen=True, slots=True)
 class OneLaunchTiles:
-    """The tiles of a decode as one launch. All stages have the same `tuning` and, in floats, `depth_bytes`.
+    """The tiles of a decode as one launch. All stages have the same waves and, in floats, `depth_bytes`.
 
-    `programs`: maximum number of workgroups, all of which must be resident at the same time. `separate`: the
-    tiles of separate launches, whose matmuls divide K into the same number of parts.
+    `programs`: maximum number of workgroups, all of which must be resident at the same time. `per_unit`: of
+    these on each compute unit. `separate`: the tiles of separate launches, whose matmuls divide K into the
+    same number of parts. `loaded_bytes`: shared memory for what a matmul with parts of K loads ahead.
     """
 
     programs: int
     depth_bytes: int
     tuning: Tuning
     separate: TileTable
+    per_unit: int = 1
+    loaded_bytes: int = LOADED_BYTES
+
+    @property
+    def most_shared_bytes(self) -> int | None:
+        """Shared memory that a workgroup may have, if a compute unit has to run several.
+
+        Hopper's multiprocessors have 228 KiB, of which the driver takes 1 KiB for each workgroup. Registers
+        always suffice for two workgroups of four warps.
+        """
+        return None if self.per_unit == 1 else (228 << 10) // self.per_unit - (1 << 10)
 
     def matmul(self, tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None = None) -> MatmulTile:
         """Return the tile with which the workgroup that has the most columns has the fewest."""
@@ -164,9 +188,13 @@ class OneLaunchTiles:
 
         columns = min((64, 32, 16), key=most_columns)  # of equal ones the widest
         parts = self.separate.matmul(tokens, shape, layout).parts
-        if parts == 1:
-            return MatmulTile(16, columns, self.depth_bytes, self.tuning)
-        return MatmulTile(8, 16, 1024, self.tuning, parts=parts).with_columns(min(columns, 32))
+        tile, stages = MatmulTile(16, columns, self.depth_bytes, self.tuning), self.tuning.num_stages
+        if parts > 1:
+            tile, stages = replace(tile, rows=8, parts=parts), 8
+        if parts > 1 and isinstance(layout, BlockRows):
+            narrow = replace(tile, columns=16, depth_bytes=2 * self.depth_bytes)
+            tile, stages = narrow.with_columns(min(columns, 32)), 5
+        return tile.with_stages(stages, self.loaded_bytes)
 
 
 _AMD = TileTable(
@@ -210,11 +238,11 @@ _NVIDIA = TileTable(
 # bench/tune_attention.py.
 _HOPPER = TileTable(
     matmuls=(
-        Use(16, 2048, MatmulTile(16, 16, 512, Tuning(2, 6))),
-        Use(16, 3584, MatmulTile(16, 32, 256, Tuning(2, 6))),
-        Use(16, 5120, MatmulTile(16, 32, 512, Tuning(4, 6))),
-        Use(16, 8192, MatmulTile(16, 32, 256, Tuning(2, 6))),
-        Use(16, _ANY, MatmulTile(16, 128, 256, Tuning(4, 4))),
+        # Up to 16 tokens, all add in the same order, as all have four parts.
+        Use(8, 8192, MatmulTile(8, 16, 512, Tuning(4, 6), parts=4)),
+        Use(8, _ANY, MatmulTile(8, 32, 1024, Tuning(4, 3), parts=4)),
+        Use(16, 2048, MatmulTile(8, 16, 512, Tuning(4, 6), parts=4)),
+        Use(16, _ANY, MatmulTile(16, 32, 512, Tuning(4, 5), parts=4)),
         Use(32, 2048, MatmulTile(16, 16, 512, Tuning(2, 6))),
         Use(32, 3584, MatmulTile(32, 32, 256, Tuning(4, 6))),
         Use(32, 5120, MatmulTile(32, 32, 512, Tuning(4, 5))),
@@ -292,9 +320,9 @@ _HOPPER = TileTable(
     attention=AttentionTile(64, 128, Tuning(4, 3)),
 )
 
-# Workgroups of one launch: the multiprocessors of an H100 SXM or H200. With 114, as an H100 PCIe has, a 1B
-# model took 1.25 times as long.
-_HOPPER_PROGRAMS, _NVIDIA_PROGRAMS = 132, 16
+# Compute units for one launch: the multiprocessors of an H100 SXM or H200. With 114, as an H100 PCIe has, a
+# 1B model took 1.25 times as long.
+_HOPPER_UNITS, _NVIDIA_UNITS = 132, 16
 
 
 def may_be_many(rows: Dim) -> bool:
@@ -310,12 +338,18 @@ def tiles_of(target: Target) -> TileTable:
     return _HOPPER if target.cpu.startswith("sm_90") else _NVIDIA
 
 
-def one_launch_tiles(target: Target) -> OneLaunchTiles:
-    """Return the tiles of a decode as one launch on the target GPU."""
+def one_launch_tiles(target: Target, per_unit: int = 1) -> OneLaunchTiles:
+    """Return the tiles of a decode as one launch on the target GPU.
+
+    `per_unit`: workgroups that share a multiprocessor of a Hopper GPU, on which one multiplies while another
+    waits.
+    """
     tiles = tiles_of(target)
+    if tiles is _HOPPER:
+        programs, loaded_bytes = _HOPPER_UNITS * per_unit, LOADED_BYTES // per_unit
+        return OneLaunchTiles(programs, 512, Tuning(4, 4), tiles, per_unit, loaded_bytes)
     if target.architecture == "nvptx":
-        programs = _HOPPER_PROGRAMS if tiles is _HOPPER else _NVIDIA_PROGRAMS
-        return OneLaunchTiles(programs, 512, Tuning(4, 4), tiles)
+        return OneLaunchTiles(_NVIDIA_UNITS, 512, Tuning(4, 4), tiles)
     # All stages have the number of pipeline stages that attention takes (see _CDNA4).
     tuning = Tuning(4, tiles.decode_attention.tuning.num_stages)
     return OneLaunchTiles(CHIPS[target.cpu].units, 128, tuning, tiles)
