@@ -28,8 +28,8 @@ class MatmulKernels:
     """Creates the kernels of matmuls.
 
     `tile_of` returns the tile for a number of tokens and a weight's shape and layout; `loaded_bytes`: shared
-    memory for what a tile loads ahead. In all methods, `shape`
-    and `layout` are the weight's; None for `layout` stands for row-major floats.
+    memory for what a tile of whole heads loads ahead. In all methods, `shape` and `layout` are the weight's;
+    None for `layout` stands for row-major floats.
     """
 
     def __init__(

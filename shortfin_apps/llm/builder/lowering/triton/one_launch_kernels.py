@@ -132,7 +132,8 @@ class OneLaunchKernels:
 
     def _matmuls_of(self, decode: Decode, rows: int, slab: Slab, tiles: OneLaunchTiles) -> dict[str, Kernel]:
         """Return the matmuls as separate kernels, by the names of their weights."""
-        layer, matmuls = decode.layers[0], self._matmuls(tiles)
+        layer = decode.layers[0]
+        matmuls = MatmulKernels(self._spec, self._options, tiles.matmul, tiles.loaded_bytes)
 
         def stored(weight: str) -> tuple[tuple[int, ...], int, WeightLayout]:
             return self._weights.shape(weight), rows, self._weights.layout(weight)
@@ -145,9 +146,6 @@ class OneLaunchKernels:
             "down": matmuls.linear(*stored(layer.weights["down"])),
             "head": matmuls.linear(*stored(decode.head)),
         }
-
-    def _matmuls(self, tiles: OneLaunchTiles) -> MatmulKernels:
-        return MatmulKernels(self._spec, self._options, tiles.matmul, tiles.loaded_bytes)
 
     def _attention(self, block: Attention, rows: int, slab: Slab) -> Kernel:
         """Return the separate kernel of attention, for a known number of rows and the longest context."""

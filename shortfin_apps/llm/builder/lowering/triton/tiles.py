@@ -160,7 +160,7 @@ class OneLaunchTiles:
 
     `programs`: maximum number of workgroups, all of which must be resident at the same time. `per_unit`: of
     these on each compute unit. `separate`: the tiles of separate launches, whose matmuls divide K into the
-    same number of parts. `loaded_bytes`: shared memory for what a matmul with parts of K loads ahead.
+    same number of parts. `loaded_bytes`: shared memory for what a matmul loads ahead.
     """
 
     programs: int
@@ -188,13 +188,13 @@ class OneLaunchTiles:
 
         columns = min((64, 32, 16), key=most_columns)  # of equal ones the widest
         parts = self.separate.matmul(tokens, shape, layout).parts
-        tile, stages = MatmulTile(16, columns, self.depth_bytes, self.tuning), self.tuning.num_stages
-        if parts > 1:
-            tile, stages = replace(tile, rows=8, parts=parts), 8
-        if parts > 1 and isinstance(layout, BlockRows):
+        tile = MatmulTile(16 if parts == 1 else 8, columns, self.depth_bytes, self.tuning, parts=parts)
+        if parts == 1:
+            return tile.with_stages(self.tuning.num_stages, self.loaded_bytes)
+        if isinstance(layout, BlockRows):
             narrow = replace(tile, columns=16, depth_bytes=2 * self.depth_bytes)
-            tile, stages = narrow.with_columns(min(columns, 32)), 5
-        return tile.with_stages(stages, self.loaded_bytes)
+            return narrow.with_columns(min(columns, 32)).with_stages(5, self.loaded_bytes)
+        return tile.with_stages(8, self.loaded_bytes)
 
 
 _AMD = TileTable(
