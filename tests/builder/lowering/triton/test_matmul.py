@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
 from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, WeightLayout
+from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
 from tests.builder.compiled_model import TINY
@@ -70,7 +70,8 @@ def test_a_tile_is_chosen_by_tokens_and_by_the_shape_and_layout_of_a_weight() ->
     kernels_of(kernels, "tokens")
     kernels.linear((576, 576), 4, BlockRows(Q4_1))
     shapes = QKV, GATE_UP, (576, 1536)
-    assert asked == [*(("tokens", shape, None) for shape in shapes), (4, (576, 576), BlockRows(Q4_1))]
+    floats = [("tokens", shape, RowMajor("bf16")) for shape in shapes]
+    assert asked == [*floats, (4, (576, 576), BlockRows(Q4_1))]
 
 
 def test_weights_have_operands_for_their_terms() -> None:
