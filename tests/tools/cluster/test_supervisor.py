@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 from shortfin_apps.llm import restart_delay
 from shortfin_apps.llm.tools.cluster import supervisor as supervising
-from shortfin_apps.llm.tools.cluster.ports import LOOPBACK, HeldPort, Wanted, free_ports
+from shortfin_apps.llm.tools.cluster.ports import LOOPBACK, HeldPort
 from shortfin_apps.llm.tools.cluster.supervisor import ClusterError, Member, Process, Program, Supervisor
 from tests.tools.cluster.test_ports import answers, is_taken, until_refused
 
@@ -29,9 +29,8 @@ def show(name: str, line: str) -> None:
 
 
 def pretend(tmp_path: Path, **settings: Any) -> Program:
-    (port,) = free_ports([Wanted(LOOPBACK, 0, "--port")])
     values = {
-        "port": port,
+        "port": 0,
         "name": "w",
         "diary": str(tmp_path / "diary"),
         **settings,
@@ -114,17 +113,18 @@ class Cluster:
 async def cluster(
     tmp_path: Path, start_timeout_s: float = 60, held: HeldPort | None = None, **of_worker_1: Any
 ) -> AsyncIterator[Cluster]:
-    """`held` and the other settings are worker 1's."""
+    """`held` and the other settings are worker 1's. Ports are held, as another test may take a free one."""
     names = [*(f"worker {number}" for number in range(1, WORKERS + 1)), "router"]
     diary, members = tmp_path / "diary", []
-    for name, port in zip(names, free_ports([Wanted(LOOPBACK, 0, "--port")] * len(names)), strict=True):
+    ports = [HeldPort(LOOPBACK) for _ in names]
+    for name, made in zip(names, ports, strict=True):
         own = of_worker_1 if name == "worker 1" else {}
-        settings = {"port": port, "name": name, "diary": str(diary), **own}
-        program = Program(name, ["tests.tools.cluster.pretend_server"], settings)
-        if held is not None and name == "worker 1":
-            port = held.port
-            program = replace(program, words=[*program.words, *map(str, held.fds)], port=held)
-        members.append(Member(program, f"http://{LOOPBACK}:{port}/ready"))
+        port = held if held is not None and name == "worker 1" else made
+        settings = {"port": port.port, "name": name, "diary": str(diary), **own}
+        words = ["tests.tools.cluster.pretend_server", *map(str, port.fds)]
+        members.append(
+            Member(Program(name, words, settings, port=port), f"http://{LOOPBACK}:{port.port}/ready")
+        )
     said: list[str] = []
     supervisor = Supervisor(
         members[:-1],
@@ -138,6 +138,8 @@ async def cluster(
         yield Cluster(supervisor, diary, said)
     finally:
         await supervisor.stop()
+        for made in ports:
+            made.close()
 
 
 def process_in(line: str) -> int:
