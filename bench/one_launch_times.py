@@ -108,9 +108,8 @@ class _Operands:
         self.num_bytes = 0
         self.memory: dict[str, int] = {}
         for name, (dtype, shape) in entry["buffers"].items():
-            self.memory[name] = (
-                self._random(dtype, shape) if name == "cache" else self._allocated(dtype, shape)
-            )
+            is_random = name == "cache" or name.startswith("embedding")
+            self.memory[name] = self._random(dtype, shape) if is_random else self._allocated(dtype, shape)
         pages = self._rng.permutation(np.arange(1, self._sizes["pages"])).reshape(rows, -1)
         lengths = np.full(rows, context - 1)
         self._upload("blocks", pages)
@@ -161,7 +160,7 @@ class _Operands:
         return self._random(dtype, shape)
 
     def _random(self, dtype: str, shape: list[Any]) -> int:
-        """Return memory filled with random elements, by copies of at most 64 MiB of them."""
+        """Return memory filled with random elements, by copies of at most 32 MiB of them."""
         address, size = self._allocated(dtype, shape), self._num_bytes(dtype, shape)
         if dtype not in self._patterns:
             count = (64 << 20) // _BYTES[dtype]

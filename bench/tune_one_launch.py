@@ -25,10 +25,8 @@ from bench.kernel_folder import fill
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tuning
 from shortfin_apps.llm.builder.lowering.triton import one_launch_kernels
-from shortfin_apps.llm.builder.lowering.triton.matmul import MATRIX
 from shortfin_apps.llm.builder.lowering.triton.one_launch_kernels import (
     COLUMNS,
-    MATRICES,
     NUM_COLUMNS,
     Decode,
     OneLaunchKernels,
@@ -155,8 +153,8 @@ def _kernel(job: Job) -> tuple[Kernel, int, Decode, WeightTypes]:
     return *found[0], WeightTypes(spec, options, target)
 
 
-def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
-    """Write the kernel's PTX and return its table entry; None if Triton cannot compile it."""
+def _compile(job: Job, folder: Path) -> dict[str, Any]:
+    """Write the kernel's PTX and return its table entry."""
     (spec, context), (kernel, _, decode, weights) = MODELS[job.model], _kernel(job)
     code = compile_kernel(kernel, "nvptx", job.device.split(":")[1])
     file = f"{job.model}.{job.weights}.{job.rows}.{(job.variant or 'built').replace(':', '_')}.ptx.gz"
@@ -187,8 +185,6 @@ def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
         "page_rows": kernel.constexprs["PAGE_ROWS"],
         "columns": COLUMNS,
         "num_columns": NUM_COLUMNS,
-        "matrices": MATRICES,
-        "per_matrix": len(MATRIX),
         "buffers": {name: [each.dtype, each.shape] for name, each in kernel.interface.buffers.items()},
     }
 
