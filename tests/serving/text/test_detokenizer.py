@@ -133,6 +133,7 @@ def test_tokens_without_text_at_the_prompts_end_are_skipped() -> None:
 
 
 @given(st.lists(st.integers(0, NUM_IDS)), st.lists(st.integers(0, NUM_IDS), max_size=40))
+@example(prompt_token_ids=[126, 262], ids=[])  # a whole character, then an incomplete one
 def test_any_prompt_keeps_the_text_after_it(prompt_token_ids: list[int], ids: list[int]) -> None:
     space = BYTE_LEVEL.encode(" x")  # ends whatever character the prompt began
     answer = "".join(pieces_of(BYTE_LEVEL, [*space, *ids], prompt_token_ids=prompt_token_ids))

@@ -39,10 +39,10 @@ class Detokenizer:
         settled, unfinished = self._end_of(prompt_token_ids)
         self._window = settled + unfinished
         self._context_len = len(settled)  # number of settled tokens in the window
-        self._sent = len(self._decode(settled))  # characters of the decoded window already returned
-        self._prompt_replacements = (
-            len(self._decode(self._window)) - self._sent
-        )  # U+FFFD of an incomplete character in the prompt
+        text = self._decode(self._window)
+        # Number of characters of the decoded window that were returned or are the prompt's.
+        self._sent = max(len(self._decode(settled)), len(text.rstrip(REPLACEMENT)))
+        self._prompt_replacements = len(text) - self._sent  # U+FFFD of an incomplete character in the prompt
 
     def push(self, token_id: int) -> str:
         """Return the text completed by this token; often one word, sometimes empty."""
