@@ -82,7 +82,7 @@ border: ## test the runtime border in an environment without shortfin
 
 # What compiles programs, and what runs them; other targets run the same, and more CPUs, with IREE 3.9.
 NEWEST_TESTS := tests/contract/test_iree_release.py tests/builder/program tests/components/runtime \
-  tests/integration/test_same_tokens.py tests/integration/test_service.py
+  tests/integration/test_same_tokens.py tests/integration/test_service.py tests/integration/test_pipelined_steps.py
 NEWEST_GPU_TESTS := tests/components/runtime tests/integration/test_hip_tokens.py
 
 newest: newest-install ## test what compiles and runs programs with the newest IREE, without shortfin

@@ -58,6 +58,24 @@ def test_an_invocation_that_fails_in_flight(device: LocalDevice, program: IreePr
             pending.wait()
 
 
+def test_a_result_in_flight_is_an_argument(device: LocalDevice, program: IreeProgram) -> None:
+    image = device.upload(np.eye(800, dtype=np.float32))
+    first, _ = program.submit("slow", [image]).results()
+    pending = program.submit("slow", [first])
+    result, _ = pending.wait()
+    np.testing.assert_array_equal(device.download(result), np.eye(800))
+
+
+def test_the_result_of_a_failed_invocation_is_refused_as_an_argument(
+    device: LocalDevice, program: IreeProgram
+) -> None:
+    first, _ = program.submit("slow", [device.upload(np.ones((800, 800), np.float32))]).results()
+    device._timeline.last._semaphore.fail("the card fell out")
+    with pytest.raises(InvocationError):
+        program.submit("slow", [first]).wait()
+    check_works(device, program)
+
+
 def test_a_failure_first_seen_by_the_next_submission(device: LocalDevice, program: IreeProgram) -> None:
     check_works(device, program)
     device._timeline.last._semaphore.fail("the card fell out")

@@ -82,7 +82,7 @@ class IreePending:
 
     def results(self) -> Sequence[DeviceBuffer]:
         views = (self._results.get_as_object(i, iree.HalBufferView) for i in range(len(self._results)))
-        return [self._device.result(view) for view in views]
+        return [self._device.result(view, self._fence) for view in views]
 
     def wait(self) -> Sequence[DeviceBuffer]:
         try:
@@ -189,8 +189,8 @@ class IreeDevice(ABC):
             self._in_flight.append(pending)
             return pending
 
-    def result(self, view: Any) -> IreeBuffer:
-        """Wrap a result, a HAL buffer view, in a buffer."""
+    def result(self, view: Any, written: Fence) -> IreeBuffer:
+        """Wrap a result, a HAL buffer view, in a buffer; its contents are valid after `written`."""
         return self.buffer_type(view, tuple(view.shape), _DTYPES[int(view.element_type)])
 
     def failed_in_flight(self, fence: Fence, error: Exception) -> InvocationError:

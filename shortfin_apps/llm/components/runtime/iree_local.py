@@ -17,10 +17,12 @@ import numpy as np
 
 from shortfin_apps.llm.components.runtime.device import Array, DeviceBuffer
 from shortfin_apps.llm.components.runtime.iree_device import ELEMENTS, IreeBuffer, IreeDevice, never_release
+from shortfin_apps.llm.components.runtime.iree_timeline import Fence
 from shortfin_apps.llm.components.runtime.memory import empty_bytes, spare_host_bytes, use_huge_pages
 from shortfin_apps.llm.components.runtime.parameters import read_parameters
 from shortfin_apps.llm.contract.errors import ArtifactError
 from shortfin_apps.llm.contract.host_cpu import MAX_CPU_WORKERS, default_cpu_workers
+from shortfin_apps.llm.contract.iree_release import OF_SHORTFIN, runtime_release
 
 # Time for which an idle worker polls for work before it sleeps. Waking a worker takes longer than a small
 # dispatch.
@@ -69,9 +71,13 @@ def _create_hal_device(threads: int) -> None:
 
 
 class LocalBuffer(IreeBuffer):
-    """An array in host memory."""
+    """An array in host memory; `written` is the fence of the invocation whose result it is, if it is one."""
 
-    __slots__ = ()
+    __slots__ = ("written",)
+
+    def __init__(self, view: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        super().__init__(view, shape, dtype)
+        self.written: Fence | None = None
 
     def map_bytes(self) -> Array:
         """Return a writable view of the contents as `uint8[bytes]`; valid while this buffer lives."""
@@ -84,6 +90,9 @@ class LocalDevice(IreeDevice):
 
     def __init__(self, hal_device: Any) -> None:
         super().__init__("local-task", hal_device)
+        # Since IREE 3.13, a result has memory only once its invocation runs, and nothing that reads the
+        # result can be recorded before ("transient buffer has not been committed").
+        self._waits_for_arguments = runtime_release() > OF_SHORTFIN
 
     def allocate(
         self,
@@ -129,8 +138,27 @@ class LocalDevice(IreeDevice):
         target = cast(LocalBuffer, buffer)
         target.map_bytes().reshape(target.shape[0], -1)[list(rows)] = 0
 
+    def result(self, view: Any, written: Fence) -> LocalBuffer:
+        buffer = cast(LocalBuffer, super().result(view, written))
+        buffer.written = written
+        return buffer
+
+    def _prepare(self, arguments: Sequence[DeviceBuffer]) -> None:
+        if not self._waits_for_arguments:
+            return
+        for argument in cast(Sequence[LocalBuffer], arguments):
+            if argument.written is not None:
+                self._wait(argument.written)
+
     def _read_parameters(self, paths: Sequence[Path]) -> Any:
         return read_parameters(paths)
+
+    def _wait(self, fence: Fence) -> None:
+        try:
+            fence.wait()
+        except Exception:
+            self._timeline.abandon(fence)
+            raise
 
     def _new_buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, LocalBuffer]:
         buffer = self._allocator.allocate_buffer(_MEMORY, _USAGE, prod(shape) * dtype.itemsize)
