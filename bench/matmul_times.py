@@ -349,7 +349,7 @@ def _stored(entry: Entry, inputs: dict[str, F32]) -> dict[str, bytes]:
 
 
 def _blocks(entry: Entry, rng: np.random.Generator) -> tuple[dict[str, npt.NDArray[Any]], F32]:
-    bits, size, group, _ = entry["blocks"]
+    bits, size, group, _, in_bf16 = entry["blocks"]
     in_features = entry["shape"][1]
     has_minima = "minima" in entry["buffers"]
     least, most = (0, 16) if has_minima else (-8, 8) if bits == 4 else (-128, 128)
@@ -361,6 +361,10 @@ def _blocks(entry: Entry, rng: np.random.Generator) -> tuple[dict[str, npt.NDArr
     if has_minima:
         stored["minima"], least_values = _terms(rng, -scale * most / 2, in_features, size, group)
         values += np.repeat(least_values, size, axis=1)
+        if in_bf16:  # the minimum is of the quant 8
+            stored["minima"] = to_bf16(least_values + 8 * wide)
+    if in_bf16:
+        stored["scales"] = to_bf16(wide)
     return stored, values
 
 

@@ -34,7 +34,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in MODEL.WEIGHTS.ROWS")
+    of_only = "cases with this in MODEL.WEIGHTS.ROWS.CONTEXT"
+    parser.add_argument("--only", default="", metavar="TEXT", help=of_only)
     parser.add_argument("--jobs", type=int, default=8, help="kernels assembled at once")
     args = parser.parse_args()
     table = [each for each in json.loads((FOLDER / "kernels.json").read_text()) if args.only in each["case"]]

@@ -4,9 +4,9 @@
     python3 FOLDER/matmul_times.py --json times.json         # there: checks and times what FOLDER holds
 
 The second needs Python with numpy and the GPU's driver only. A tile is written as `lowering/triton/tiles.py`
-has it: rows, columns, bytes of K, waves, stages and, if more than one, parts: `--tile 8x32x1024:4:4:4`. That
-of `lowering/triton/hopper_matmul.py` has columns and stages: `--tile hopper:128:6`. Without any, CANDIDATES
-are tried.
+has it: rows, columns, bytes of K, waves, stages and, if more than one, parts, then any limit of registers:
+`--tile 8x32x1024:4:4:4:96`. That of `lowering/triton/hopper_matmul.py` has columns and stages: `--tile
+hopper:128:6`. Without any, CANDIDATES are tried.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shortfin_apps.llm.builder.lowering.triton.hopper_matmul import (
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, block_constants
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
 from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
+from shortfin_apps.llm.builder.weights.layout import Fp8Rows, RowMajor, WeightLayout, block_rows
 from shortfin_apps.llm.contract.gpu_code.chips import Fp8Type
 from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.spec import BuildOptions
@@ -71,11 +71,10 @@ class Case:
     absent: frozenset[str] = frozenset()
     weights: str = "bf16"
 
-    @property
-    def layout(self) -> WeightLayout:
+    def layout(self, device: str) -> WeightLayout:
         match WEIGHTS[self.weights]:
             case BlockType() as blocks:
-                return BlockRows(blocks)
+                return block_rows(blocks, "bf16", resolve_target(device))
             case None:
                 return RowMajor("bf16")
             case fp8:
@@ -89,12 +88,12 @@ class Case:
         slab = [whole_slab(spec, options)] if self.kind == "project_qkv" else []
         by_kind: dict[str, list[Any]] = {"project_qkv": [spec.attention], "gated_linear": ["silu"]}
         first = by_kind.get(self.kind, [])
-        made: Kernel = getattr(kernels, self.kind)(*first, self.shape, "tokens", *slab, self.layout)
+        made: Kernel = getattr(kernels, self.kind)(*first, self.shape, "tokens", *slab, self.layout(device))
         return made.without(self.absent)
 
     def built_tile(self, target: Target, tokens: int) -> Tile:
         """Return the tile that a build uses."""
-        tile = tiles_of(target).matmul(tokens, self.shape, self.layout)
+        tile = tiles_of(target).matmul(tokens, self.shape, self.layout(target.device))
         is_hopper = target.cpu.startswith("sm_90")
         return (hopper_tile(self.kernel(target.device, tile), tokens) if is_hopper else None) or tile
 
@@ -136,7 +135,7 @@ def _parse() -> argparse.Namespace:
         "--tile",
         type=any_tile_of,
         action="append",
-        help="ROWSxCOLUMNSxBYTES:WAVES:STAGES[:PARTS] or hopper:COLUMNS:STAGES",
+        help="ROWSxCOLUMNSxBYTES:WAVES:STAGES[:PARTS[:REGISTERS]] or hopper:COLUMNS:STAGES",
     )
     parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
     return parser.parse_args()
@@ -154,10 +153,12 @@ def any_tile_of(text: str) -> Tile:
 
 
 def tile_of(text: str) -> MatmulTile:
-    sizes, waves, stages, *parts = text.split(":")
+    sizes, waves, stages, *others = text.split(":")
     rows, columns, depth_bytes = map(int, sizes.split("x"))
-    num_parts = int(parts[0]) if parts else 1
-    return MatmulTile(rows, columns, depth_bytes, Tuning(int(waves), int(stages)), parts=num_parts)
+    parts = int(others[0]) if others else 1
+    most = int(others[1]) if len(others) > 1 else None
+    tuning = Tuning(int(waves), int(stages), max_registers=most)
+    return MatmulTile(rows, columns, depth_bytes, tuning, parts=parts)
 
 
 def _cases(models: Sequence[str] | None) -> Iterator[Case]:
@@ -219,11 +220,11 @@ def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
         "file": file,
         "tokens": job.tokens,
         "is_built": job.is_built,
-        **_entry(case, job.tile, kernel, code),
+        **_entry(job.device, case, job.tile, kernel, code),
     }
 
 
-def _entry(case: Case, tile: Tile, kernel: Kernel, code: CodeObject) -> dict[str, Any]:
+def _entry(device: str, case: Case, tile: Tile, kernel: Kernel, code: CodeObject) -> dict[str, Any]:
     """Return the description of a kernel for matmul_times.py."""
     spec = MODELS[case.model]
     return {
@@ -232,7 +233,7 @@ def _entry(case: Case, tile: Tile, kernel: Kernel, code: CodeObject) -> dict[str
         "kind": case.kind,
         "shape": case.shape,
         "weights": case.weights,
-        "blocks": block_constants(case.layout),
+        "blocks": block_constants(case.layout(device)),
         "eps": spec.rms_norm_eps,
         "heads": [spec.attention.heads, spec.attention.kv_heads, spec.attention.head_dim],
         "stride": BuildOptions().block_seq_stride,
@@ -251,8 +252,10 @@ def tile_label(tile: Tile) -> str:
     if isinstance(tile, HopperTile):
         return f"hopper:{tile.columns}:{tile.stages}"
     sizes = f"{tile.rows}x{tile.columns}x{tile.depth_bytes}"
-    parts = f":{tile.parts}" if tile.parts > 1 else ""
-    return f"{sizes}:{tile.tuning.num_waves}:{tile.tuning.num_stages}{parts}"
+    most = tile.tuning.max_registers
+    parts = f":{tile.parts}" if tile.parts > 1 or most else ""
+    registers = f":{most}" if most else ""
+    return f"{sizes}:{tile.tuning.num_waves}:{tile.tuning.num_stages}{parts}{registers}"
 
 
 if __name__ == "__main__":

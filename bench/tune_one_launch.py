@@ -4,8 +4,8 @@
     python3 FOLDER/one_launch_times.py                          # there: times what FOLDER holds
 
 The second needs Python with numpy and the GPU's driver only. A variant is written as workgroups, waves,
-stages, bytes of K and, if other than a build's, stages of attention: `--variant 132:4:4:512:3`. The first
-kernel of a case is the one that a build has.
+stages, bytes of K and, if other than a build's, attention's stages and slots of a share:
+`--variant 132:4:4:512:3:128`. The first kernel of a case is the one that a build has.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Job:
     model: str
     weights: WeightType
     rows: int
+    context: int | None
     variant: str
 
 
@@ -77,7 +78,7 @@ def main() -> None:
     fill(args.folder, "one_launch_times.py", list(_jobs(args)), _compile, args.jobs)
 
 
-def _parse() -> argparse.Namespace:
+def _parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -85,16 +86,17 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda:sm_90", help="the GPU to compile for")
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
     parser.add_argument("--weights", default="bf16", choices=("bf16", "q4", "q8_0"))
+    parser.add_argument("--context", type=int, help="tokens of each row; default: the model's own")
     parser.add_argument("--rows", type=int, action="append", help="default: 1 and 8")
     parser.add_argument("--variant", action="append", default=[], help="WORKGROUPS:WAVES:STAGES:BYTES")
     parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
-    return parser.parse_args()
+    return parser.parse_args(args)
 
 
 def _jobs(args: argparse.Namespace) -> Iterator[Job]:
     for model, rows in itertools.product(args.model or MODELS, args.rows or (1, 8)):
         for variant in ("", *args.variant):
-            yield Job(args.device, model, args.weights, rows, variant)
+            yield Job(args.device, model, args.weights, rows, args.context, variant)
 
 
 class _Found(Exception):
@@ -134,11 +136,10 @@ def _kernel(job: Job) -> tuple[Kernel, int, Decode, WeightTypes]:
 
     def attention(target: Target) -> Any:
         built = tiles_of(target)
-        if len(job.variant.split(":")) < 5:
-            return built
-        [stages] = map(int, job.variant.split(":")[4:])
-        tile = built.decode_attention
-        return replace(built, decode_attention=replace(tile, tuning=replace(tile.tuning, num_stages=stages)))
+        tile, own = built.decode_attention, list(map(int, job.variant.split(":")[4:] if job.variant else ()))
+        if own:
+            tile = replace(tile, tuning=replace(tile.tuning, num_stages=own[0]))
+        return replace(built, decode_attention=tile, split=own[1] if len(own) > 1 else built.split)
 
     def no_code(kernels: Sequence[Kernel], architecture: str, chip: str) -> list[CodeObject]:
         raise _Found
@@ -155,9 +156,11 @@ def _kernel(job: Job) -> tuple[Kernel, int, Decode, WeightTypes]:
 
 def _compile(job: Job, folder: Path) -> dict[str, Any]:
     """Write the kernel's PTX and return its table entry."""
-    (spec, context), (kernel, _, decode, weights) = MODELS[job.model], _kernel(job)
+    (spec, own_context), (kernel, _, decode, weights) = MODELS[job.model], _kernel(job)
+    context = job.context or own_context
     code = compile_kernel(kernel, "nvptx", job.device.split(":")[1])
-    file = f"{job.model}.{job.weights}.{job.rows}.{(job.variant or 'built').replace(':', '_')}.ptx.gz"
+    case, variant = f"{job.model}.{job.weights}.{job.rows}.{context}", job.variant or "built"
+    file = f"{case}.{variant.replace(':', '_')}.ptx.gz"
     (folder / file).write_bytes(gzip.compress(code.image))
     [workgroups] = kernel.grid
     first = decode.layers[0]
@@ -168,8 +171,8 @@ def _compile(job: Job, folder: Path) -> dict[str, Any]:
     head = list(weights.layout(decode.head).stored("w", weights.shape(decode.head)).values())
     return {
         "file": file,
-        "case": f"{job.model}.{job.weights}.{job.rows}",
-        "variant": job.variant or "built",
+        "case": case,
+        "variant": variant,
         "name": kernel.name,
         "threads": code.threads,
         "shared_bytes": code.shared_bytes,

@@ -21,7 +21,8 @@ def case(name: str) -> Case:
 
 
 def test_a_tile_is_read_as_it_is_written() -> None:
-    assert [tile_label(any_tile_of(text)) for text in CANDIDATES] == list(CANDIDATES)
+    texts = [*CANDIDATES, "8x16x1024:4:4:4:96", "16x16x512:2:6:1:64"]
+    assert [tile_label(any_tile_of(text)) for text in texts] == texts
 
 
 def test_weights_have_the_shapes_of_the_models() -> None:

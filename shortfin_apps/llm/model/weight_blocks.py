@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 BLOCK = 32
 PAIR = 16  # in the GPU layout, a byte holds the 4-bit elements k and k + PAIR
+MIDDLE = 8  # of integers of 4 bits, from which kernels for NVIDIA GPUs count
 
 Number = TypeVar("Number", bound=np.generic)
 Bits = Literal[8, 4]

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from shortfin_apps.llm.builder.quantise import quantise, quantise_rows
-from shortfin_apps.llm.builder.target import resolve_target
+from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.layout import (
     FLOAT_DTYPES,
     FP8_DTYPES,
@@ -21,13 +21,15 @@ from shortfin_apps.llm.builder.weights.layout import (
     RowMajor,
     TilePanels,
     WeightLayout,
+    block_rows,
     linear_sizes,
     num_panels,
     weight_layout,
 )
+from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES
 from shortfin_apps.llm.contract.gpu_code.chips import Fp8Type
 from shortfin_apps.llm.model.spec import BuildOptions, FloatType, WeightType, weight_shapes
-from shortfin_apps.llm.model.weight_blocks import E2M1, Q8_0, BlockType, Terms
+from shortfin_apps.llm.model.weight_blocks import E2M1, MXFP4, Q4_1, Q8_0, BlockType, Terms
 from tests.builder.compiled_model import HYBRID, ROUTED, TINY
 from tests.builder.random_blocks import BLOCK_TYPES, random_blocks
 from tests.builder.specs import changed
@@ -143,6 +145,41 @@ def test_block_rows(kind: BlockType, columns: int) -> None:
     for minimum in minima:
         values += minimum[:, :, None]
     np.testing.assert_array_equal(values.reshape(matrix.shape), blocks.dequantise())
+
+
+@pytest.mark.parametrize("columns", [32, 96])
+def test_block_rows_in_bf16_have_what_kernels_multiply_by(columns: int) -> None:
+    blocks = random_blocks(np.random.default_rng(0).standard_normal((48, columns)).astype(np.float32), Q4_1)
+    layout = BlockRows(Q4_1, terms_in_bf16=True)
+    quants, scales, middles = layout.store(blocks)
+    stored = layout.stored("w", (48, columns)).values()
+    assert [(each.shape, each.dtype) for each in (quants, scales, middles)] == [
+        (shape, MLIR_DTYPES[dtype]) for shape, dtype in stored
+    ]
+    np.testing.assert_array_equal(quants, BlockRows(Q4_1).store(blocks)[0])
+    f16_scales, f16_minima = (terms.values.astype(np.float32) for terms in blocks.terms)
+    np.testing.assert_array_equal(scales, f16_scales.astype(scales.dtype))
+    np.testing.assert_array_equal(middles, (f16_minima + 8 * f16_scales).astype(scales.dtype))
+
+
+@pytest.mark.parametrize(
+    ("device", "activations", "blocks", "is_in_bf16"),
+    [
+        ("cuda:sm_90", "bf16", Q4_1, True),
+        ("cuda:sm_90", "f16", Q4_1, False),
+        ("cuda:sm_90", "f32", Q4_1, False),
+        ("cuda:sm_90", "bf16", Q8_0, False),
+        ("cuda:sm_90", "bf16", BlockType(4, has_minima=True, group=256), False),
+        ("cuda:sm_90", "bf16", MXFP4, False),
+        ("hip:gfx942", "bf16", Q4_1, False),
+    ],
+)
+def test_scales_are_bf16_where_nvidia_gpus_multiply_4_bits_in_it(
+    device: str, activations: FloatType, blocks: BlockType, is_in_bf16: bool
+) -> None:
+    architecture = "nvptx" if device.startswith("cuda") else "amdgpu"
+    target = Target(device, (), architecture, device.split(":")[1], frozenset())
+    assert block_rows(blocks, activations, target) == BlockRows(blocks, terms_in_bf16=is_in_bf16)
 
 
 def row_terms(stored: Array, kind: BlockType, columns: int) -> F32:

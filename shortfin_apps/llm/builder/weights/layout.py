@@ -11,6 +11,8 @@ contiguous: as many as one dot product adds (2 of bf16, 4 of int8, 8 of int8 for
                                        [out, 2 * K / group + K / size] i8: the f16 of a row's groups, then
                                        the i8 of its blocks, padded to a multiple of 4
                         name.minima    like the scales, for types with minima
+                        With `terms_in_bf16`, scales are bf16, and so are minima, which are then the values
+                        of the quant MIDDLE
     Taps                name           [taps, channels] f32, of a convolution's [channels, taps]
     Fp8Rows             name           [out, K] of the target's 8-bit floats
                         name.scales    [out] f32
@@ -59,7 +61,7 @@ from shortfin_apps.llm.model.spec import (
     stacked_shape,
     weight_parts,
 )
-from shortfin_apps.llm.model.weight_blocks import BLOCK, PAIR, Q4_1, Q8_0, Blocks, BlockType, Terms
+from shortfin_apps.llm.model.weight_blocks import BLOCK, MIDDLE, PAIR, Q4_1, Q8_0, Blocks, BlockType, Terms
 
 LANES = 16  # output features of half a panel
 PANEL = 2 * LANES  # output features of a panel
@@ -141,12 +143,18 @@ class Taps:
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """A WeightLayout: row-major quantised blocks, for GPUs."""
+    """A WeightLayout: row-major quantised blocks, for GPUs.
+
+    `terms_in_bf16`: store what kernels for NVIDIA GPUs multiply by. It is for 4-bit integers without groups.
+    """
 
     blocks: BlockType
+    terms_in_bf16: bool = False
 
     @property
     def terms_dtype(self) -> str:
+        if self.terms_in_bf16:
+            return "bf16"
         return "f16" if self.blocks.group is None else "i8"
 
     def terms_size(self, columns: int) -> int:
@@ -169,6 +177,10 @@ class BlockRows:
         if self.blocks.bits == 4:
             halves = quants.reshape(len(quants), -1, 2, PAIR)
             quants = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(len(quants), -1).view(np.int8)
+        if self.terms_in_bf16:
+            scales, *minima = (terms.wide() for terms in blocks.terms)
+            middles = (minimum + MIDDLE * scales for minimum in minima)
+            return [quants, *(cast_floats(terms, "bf16") for terms in (scales, *middles))]
         return [quants, *map(self._store_terms, blocks.terms)]
 
     def _store_terms(self, terms: Terms) -> Array:
@@ -395,7 +407,7 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
         # Only Embed has a kernel that reads rows of blocks, not EmbedLayers.
         if blocks is None or name == TABLE:
             return RowMajor(options.activations)
-        return BlockRows(blocks)
+        return block_rows(blocks, options.activations, target)
     pair = 2 if multiplies_pairs(spec, options, target) else 1
     byte_pair = MATRIX_BYTES if multiplies_matrices(spec, target) else DOT_BYTES
     block_pair = byte_pair if multiplies_blocks(spec, target) else pair
@@ -411,6 +423,13 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
             return TilePanels(options.activations, gated)
         case _:
             return Panels(options.activations, pair, gated)
+
+
+def block_rows(blocks: BlockType, activations: FloatType, target: Target) -> BlockRows:
+    """Return the layout of blocks for a GPU."""
+    is_plain = blocks.bits == 4 and blocks.group is None and not blocks.is_e2m1
+    in_bf16 = target.architecture == "nvptx" and activations == "bf16"
+    return BlockRows(blocks, terms_in_bf16=is_plain and in_bf16)
 
 
 @lru_cache(maxsize=8)

@@ -73,7 +73,10 @@ def _for_amd(kernel: Kernel, chip: str) -> CodeObject:
 
 def _for_nvidia(kernel: Kernel, chip: str) -> CodeObject:
     is_gluon = kernel.function.is_gluon()
-    options = {"ptx_version": _GLUON_PTX_VERSION if is_gluon else _PTX_VERSION}
+    options = {
+        "ptx_version": _GLUON_PTX_VERSION if is_gluon else _PTX_VERSION,
+        "maxnreg": kernel.tuning.max_registers,
+    }
     with _chosen_cache():
         compiled = _compile(kernel, ("cuda", int(re.sub(r"\D", "", chip)), _WARP), options)
     metadata, text = compiled.metadata, compiled.asm["ptx"]

@@ -16,12 +16,14 @@ Constexpr = int | float | bool | str | tuple[int, ...] | None
 class Tuning:
     """Waves per workgroup, and pipeline stages (tiles of loads in flight at once).
 
-    `fuses_products`: a product and a sum may become a fused multiply-add, which rounds once.
+    `fuses_products`: a product and a sum may become a fused multiply-add, which rounds once. `max_registers`
+    of a lane, on NVIDIA GPUs: a limit for their assembler, which otherwise may take more than help.
     """
 
     num_waves: int = 4
     num_stages: int = 2
     fuses_products: bool = True
+    max_registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """Weights in quantised blocks of neighbours along K (see weights/layout.py), widened in registers.
 
 A weight is quant * scale, or quant * scale + minimum, in f32. BLOCKS is a tuple: the bits of a quant (8 or
-4); the weights per block; the weights per group, or 0 without groups; and whether 4 bits encode a float
-(E2M1 in model/weight_blocks.py) instead of an integer, in which case the quant is twice the float's value.
-`scales` and `minima` have a row per row of w. Without groups, a row has an f16 for each block. With groups,
-it has an f16 for each group, then an i8 for each block; the scale or minimum of a block is the product of
-the two.
+4); the weights per block; the weights per group, or 0 without groups; whether 4 bits encode a float (E2M1
+in model/weight_blocks.py) instead of an integer, in which case the quant is twice the float's value; and
+whether scales and minima are bf16. `scales` and `minima` have a row per row of w. Without groups, a row has
+an f16 for each block. With groups, it has an f16 for each group, then an i8 for each block; the scale or
+minimum of a block is the product of the two. In bf16, a row has a bf16 for each block, and a minimum is the
+value of the quant MIDDLE instead of 0.
 """
 
 import triton
@@ -16,7 +17,7 @@ from shortfin_apps.llm.model import weight_blocks as block_types
 
 PAIR = tl.constexpr(block_types.PAIR)
 FLOAT_UNIT = tl.constexpr(2.0**15)
-MIDDLE = tl.constexpr(8.0)  # of integers of 4 bits
+MIDDLE = tl.constexpr(float(block_types.MIDDLE))
 
 
 def _ptx(unpack: str, number: str, one: int, exponent: int, offset: int) -> tl.constexpr:
@@ -108,8 +109,8 @@ def widen(
 def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS: tl.constexpr):
     """Load the scales or the minima `terms` of a tile of weights: DEPTH elements of K from `first` on.
 
-    `row` [COLUMNS] are the tile's rows of w. Returns [DEPTH / weights per block, COLUMNS] f32, with zeros at
-    and after IN; None if `terms` is None.
+    `row` [COLUMNS] are the tile's rows of w. Returns [DEPTH / weights per block, COLUMNS] f32, or bf16 if
+    they are stored so, with zeros at and after IN; None if `terms` is None.
     """
     if terms is None:
         return None
@@ -118,7 +119,9 @@ def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS:
         COUNT: tl.constexpr = DEPTH // SIZE
         of_row = terms + row[None, :].to(tl.int64) * _row_size(IN, BLOCKS)
         block = (first // SIZE + tl.arange(0, COUNT))[:, None]
-        if BLOCKS[2] == 0:
+        if BLOCKS[4]:
+            return _values(of_row + block, block < IN // SIZE, IN % DEPTH == 0)
+        elif BLOCKS[2] == 0:
             return _values(of_row + block, block < IN // SIZE, IN % DEPTH == 0).to(tl.float32)
         else:
             GROUP: tl.constexpr = BLOCKS[2]
@@ -201,7 +204,9 @@ def _dequantised_by_ptx(packed, scale, minimum, dtype: tl.constexpr, BLOCKS: tl.
     FLOATS: tl.constexpr = PTX_FLOATS_BF16 if IS_BF16 else PTX_FLOATS_F16
     # Integers are counted from the middle. Their minimum is larger than most of the block's weights, and so
     # would be its rounding error.
-    if not BLOCKS[3]:
+    if BLOCKS[4] and minimum is not None:
+        middle = minimum
+    elif not BLOCKS[3]:
         middle = MIDDLE * scale if minimum is None else tl.fma(scale, MIDDLE, minimum)
     else:
         middle = tl.zeros_like(scale)

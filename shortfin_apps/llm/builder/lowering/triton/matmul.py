@@ -179,8 +179,11 @@ def kind_of(layout: WeightLayout | None) -> str:
 
 def block_constants(layout: WeightLayout | None) -> tuple[int, ...] | None:
     """Return the constant BLOCKS of kernels/triton/blocks.py; None for weights that are not in blocks."""
-    blocks = layout.blocks if layout else None
-    return (blocks.bits, blocks.size, blocks.group or 0, int(blocks.is_e2m1)) if blocks else None
+    if not isinstance(layout, BlockRows):
+        return None
+    blocks = layout.blocks
+    flags = map(int, (blocks.is_e2m1, layout.terms_in_bf16))
+    return blocks.bits, blocks.size, blocks.group or 0, *flags
 
 
 def matrix(layout: WeightLayout, shape: Shape) -> dict[str, Buffer]:

@@ -41,7 +41,8 @@ class MatmulTile:
     @property
     def suffix(self) -> str:
         """A suffix for the names of kernels."""
-        return f"{self.rows}x{self.columns}x{self.depth_bytes}"
+        most = self.tuning.max_registers
+        return f"{self.rows}x{self.columns}x{self.depth_bytes}" + (f"r{most}" if most else "")
 
     def with_columns(self, least: int) -> MatmulTile:
         """Return the tile with at least `least` columns, and less depth, to use the same shared memory."""
@@ -101,14 +102,16 @@ class TileTable:
     """The tiles of one kind of GPU; of each list, the first matching item is used.
 
     `matmuls`: for weights in floats; `blocks` and `fp8`: for weights in blocks and in 8-bit floats (empty:
-    derived from `matmuls`); `byte_blocks`: for blocks of 8 bits, before `blocks`; `float4_experts`: for
-    experts in 4-bit floats, where `Use.tokens` means average rows per expert; `split`: slots per workgroup in
-    the attention of a single token. A longer context than MOST_SPLITS * `split` uses a multiple of `split`.
+    derived from `matmuls`); `byte_blocks` and `bf16_blocks`: before `blocks`, for blocks of 8 bits, and for
+    those with scales in bf16 (`BlockRows.terms_in_bf16`); `float4_experts`: for experts in 4-bit floats,
+    where `Use.tokens` means average rows per expert; `split`: slots per workgroup in the attention of a
+    single token. A longer context than MOST_SPLITS * `split` uses a multiple of `split`.
     `batch_attention` and `batch_split` replace `decode_attention` and `split` for more than FEW_ROWS rows.
     """
 
     matmuls: Sequence[Use]
     byte_blocks: Sequence[Use] = ()
+    bf16_blocks: Sequence[Use] = ()
     blocks: Sequence[Use] = ()
     fp8: Sequence[Use] = ()
     float4_experts: Sequence[Use] = ()
@@ -141,8 +144,9 @@ class TileTable:
         match layout:
             case Fp8Rows():
                 return first(*self.fp8) if self.fp8 else first(*self.matmuls).for_fp8()
-            case BlockRows(blocks) if self.blocks:
-                return first(*(self.byte_blocks if blocks.bits == 8 else ()), *self.blocks)
+            case BlockRows(blocks, terms_in_bf16) if self.blocks:
+                own = self.bf16_blocks if terms_in_bf16 else self.byte_blocks if blocks.bits == 8 else ()
+                return first(*own, *self.blocks)
             case BlockRows():
                 return first(*self.matmuls).for_blocks()
             case RowMajor("f32"):  # which is too wide for parts of K
@@ -270,6 +274,24 @@ _HOPPER = TileTable(
         Use(16, 5120, MatmulTile(16, 16, 1024, Tuning(4, 3), parts=4)),
         Use(16, _ANY, MatmulTile(16, 32, 512, Tuning(4, 5), parts=4)),
         Use(32, _ANY, MatmulTile(32, 32, 512, Tuning(4, 4), parts=4)),
+    ),
+    bf16_blocks=(
+        Use(8, 2048, MatmulTile(8, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(8, 3584, MatmulTile(8, 32, 512, Tuning(4, 5), parts=4)),
+        Use(8, 5120, MatmulTile(8, 16, 1024, Tuning(4, 4, max_registers=96), parts=4)),
+        Use(8, 8192, MatmulTile(8, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(8, _ANY, MatmulTile(8, 32, 1024, Tuning(4, 3, max_registers=112), parts=4)),
+        Use(32, 2048, MatmulTile(8, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(16, 3584, MatmulTile(16, 32, 512, Tuning(4, 5), parts=4)),
+        Use(16, 5120, MatmulTile(16, 32, 512, Tuning(4, 5, max_registers=128), parts=4)),
+        Use(16, 8192, MatmulTile(16, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(16, _ANY, MatmulTile(16, 128, 512, Tuning(4, 3), parts=4)),
+        Use(32, 3584, MatmulTile(16, 32, 512, Tuning(4, 5), parts=4)),
+        Use(32, 8192, MatmulTile(32, 32, 512, Tuning(4, 4), parts=4)),
+        Use(32, _ANY, MatmulTile(32, 64, 512, Tuning(4, 3), parts=4)),
+        Use(64, 2048, MatmulTile(16, 32, 512, Tuning(4, 5), parts=4)),
+        Use(64, 3584, MatmulTile(32, 64, 512, Tuning(4, 4))),
+        Use(64, 8192, MatmulTile(32, 32, 512, Tuning(4, 4, max_registers=168), parts=4)),
     ),
     blocks=(
         Use(8, 2048, MatmulTile(8, 16, 1024, Tuning(4, 3), parts=4)),
