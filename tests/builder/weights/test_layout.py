@@ -147,19 +147,20 @@ def test_block_rows(kind: BlockType, columns: int) -> None:
     np.testing.assert_array_equal(values.reshape(matrix.shape), blocks.dequantise())
 
 
-@pytest.mark.parametrize("columns", [32, 96])
-def test_block_rows_in_bf16_have_what_kernels_multiply_by(columns: int) -> None:
-    blocks = random_blocks(np.random.default_rng(0).standard_normal((48, columns)).astype(np.float32), Q4_1)
-    layout = BlockRows(Q4_1, terms_in_bf16=True)
+@pytest.mark.parametrize("kind", [Q4_1, BlockType(4, has_minima=True, group=256)], ids=str)
+def test_block_rows_in_bf16_have_what_kernels_multiply_by(kind: BlockType) -> None:
+    columns = 512
+    blocks = random_blocks(np.random.default_rng(0).standard_normal((48, columns)).astype(np.float32), kind)
+    layout = BlockRows(kind, terms_in_bf16=True)
     quants, scales, middles = layout.store(blocks)
     stored = layout.stored("w", (48, columns)).values()
     assert [(each.shape, each.dtype) for each in (quants, scales, middles)] == [
         (shape, MLIR_DTYPES[dtype]) for shape, dtype in stored
     ]
-    np.testing.assert_array_equal(quants, BlockRows(Q4_1).store(blocks)[0])
-    f16_scales, f16_minima = (terms.values.astype(np.float32) for terms in blocks.terms)
-    np.testing.assert_array_equal(scales, f16_scales.astype(scales.dtype))
-    np.testing.assert_array_equal(middles, (f16_minima + 8 * f16_scales).astype(scales.dtype))
+    np.testing.assert_array_equal(quants, BlockRows(kind).store(blocks)[0])
+    wide_scales, wide_minima = (terms.wide() for terms in blocks.terms)
+    np.testing.assert_array_equal(scales, wide_scales.astype(scales.dtype))
+    np.testing.assert_array_equal(middles, (wide_minima + 8 * wide_scales).astype(scales.dtype))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,8 @@ def test_block_rows_in_bf16_have_what_kernels_multiply_by(columns: int) -> None:
         ("cuda:sm_90", "f16", Q4_1, False),
         ("cuda:sm_90", "f32", Q4_1, False),
         ("cuda:sm_90", "bf16", Q8_0, False),
-        ("cuda:sm_90", "bf16", BlockType(4, has_minima=True, group=256), False),
+        ("cuda:sm_90", "bf16", BlockType(4, has_minima=True, group=256), True),
+        ("cuda:sm_90", "bf16", BlockType(4, 16, has_minima=True, group=256), False),
         ("cuda:sm_90", "bf16", MXFP4, False),
         ("hip:gfx942", "bf16", Q4_1, False),
     ],

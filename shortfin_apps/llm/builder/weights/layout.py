@@ -145,7 +145,8 @@ class Taps:
 class BlockRows:
     """A WeightLayout: row-major quantised blocks, for GPUs.
 
-    `terms_in_bf16`: store what kernels for NVIDIA GPUs multiply by. It is for 4-bit integers without groups.
+    `terms_in_bf16`: store what kernels for NVIDIA GPUs multiply by, instead of groups too. It is for 4-bit
+    integers.
     """
 
     blocks: BlockType
@@ -160,7 +161,7 @@ class BlockRows:
     def terms_size(self, columns: int) -> int:
         """Return the number of elements that store the scales, or the minima, of a row."""
         blocks = columns // self.blocks.size
-        if self.blocks.group is None:
+        if self.blocks.group is None or self.terms_in_bf16:
             return blocks
         size = 2 * (columns // self.blocks.group) + blocks
         return size + -size % WORD
@@ -426,10 +427,14 @@ def weight_layout(name: str, spec: ModelSpec, options: BuildOptions, target: Tar
 
 
 def block_rows(blocks: BlockType, activations: FloatType, target: Target) -> BlockRows:
-    """Return the layout of blocks for a GPU."""
-    is_plain = blocks.bits == 4 and blocks.group is None and not blocks.is_e2m1
+    """Return the layout of blocks for a GPU.
+
+    Terms in bf16 take half a bit per weight more than those of groups. Blocks of fewer weights than 32 would
+    take a whole bit or more.
+    """
+    are_integers = blocks.bits == 4 and blocks.size == BLOCK and not blocks.is_e2m1
     in_bf16 = target.architecture == "nvptx" and activations == "bf16"
-    return BlockRows(blocks, terms_in_bf16=is_plain and in_bf16)
+    return BlockRows(blocks, terms_in_bf16=are_integers and in_bf16)
 
 
 @lru_cache(maxsize=8)

@@ -3,10 +3,12 @@
 A weight is quant * scale, or quant * scale + minimum, in f32. BLOCKS is a tuple: the bits of a quant (8 or
 4); the weights per block; the weights per group, or 0 without groups; whether 4 bits encode a float (E2M1
 in model/weight_blocks.py) instead of an integer, in which case the quant is twice the float's value; and
-whether scales and minima are bf16. `scales` and `minima` have a row per row of w. Without groups, a row has
-an f16 for each block. With groups, it has an f16 for each group, then an i8 for each block; the scale or
-minimum of a block is the product of the two. In bf16, a row has a bf16 for each block, and a minimum is the
-value of the quant MIDDLE instead of 0.
+whether scales and minima are bf16. `scales` and `minima` have a row per row of w:
+
+    without groups    an f16 for each block
+    with groups       an f16 for each group, then an i8 for each block; a scale or minimum is their product
+    in bf16           a bf16 for each block, with groups or without; a minimum is the value of the quant
+                      MIDDLE instead of 0
 """
 
 import triton
@@ -155,7 +157,7 @@ def _row_size(IN: tl.constexpr, BLOCKS: tl.constexpr):
     The elements are f16; with groups, bytes padded to a multiple of 4.
     """
     COUNT: tl.constexpr = IN // BLOCKS[1]
-    if BLOCKS[2] == 0:
+    if BLOCKS[2] == 0 or BLOCKS[4]:
         return COUNT
     else:
         return (2 * (IN // BLOCKS[2]) + COUNT + 3) // 4 * 4
