@@ -35,7 +35,8 @@ from shortfin_apps.llm.builder.lowering.triton.hopper_matmul import (
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels, block_constants
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
 from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.builder.weights.layout import Fp8Rows, RowMajor, WeightLayout, block_rows
+from shortfin_apps.llm.builder.weights.chosen_layout import block_rows
+from shortfin_apps.llm.builder.weights.layout import Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.contract.gpu_code.chips import Fp8Type
 from shortfin_apps.llm.model.feed_forward import MLP
 from shortfin_apps.llm.model.spec import BuildOptions

@@ -38,7 +38,8 @@ from shortfin_apps.llm.builder.cache import BUILD, BuildCache, user_cache
 from shortfin_apps.llm.builder.program.compiler import compile_model
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import stored_types, weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
+from shortfin_apps.llm.builder.weights.layout import stored_types
 from shortfin_apps.llm.builder.weights.write import write_weights
 from shortfin_apps.llm.components.runtime.open import open_device
 from shortfin_apps.llm.model.config import model_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shortfin_apps.llm.builder.weights.layout import multiplies_blocks
+from shortfin_apps.llm.builder.weights.chosen_layout import multiplies_blocks
 from shortfin_apps.llm.model.reference.forward import forward
 from tests.builder.compiled_model import HOST, CompiledModel, Result
 

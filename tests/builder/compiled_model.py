@@ -15,13 +15,13 @@ import numpy.typing as npt
 from shortfin_apps.llm.builder.program.module import ModelModule
 from shortfin_apps.llm.builder.quantise import quantise_rows
 from shortfin_apps.llm.builder.target import Target, resolve_target
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
 from shortfin_apps.llm.builder.weights.layout import (
     Int8Panels,
     RowMajor,
     WeightLayout,
     cast_floats,
     stored_types,
-    weight_layout,
 )
 from shortfin_apps.llm.components.invocation.invoker import Invoker
 from shortfin_apps.llm.components.runtime.device import Device, DeviceBuffer, Program

@@ -22,7 +22,7 @@ from shortfin_apps.llm.artifact.file_record import record
 from shortfin_apps.llm.builder.graph import rotary
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
 from shortfin_apps.llm.components.batching.batch import Batch
 from shortfin_apps.llm.components.invocation.batch_runner import Array
 from shortfin_apps.llm.components.invocation.block_tables import BlockTables, PageList

@@ -13,7 +13,8 @@ from emulated_gpu.chips import CHIPS as ALL_CHIPS
 from shortfin_apps.llm.builder.program.entry import entries_of
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
 from shortfin_apps.llm.builder.target import Target, resolve_target
-from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, cast_floats, weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
+from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, cast_floats
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from shortfin_apps.llm.contract.abi import Entry, EntryFamily
 from shortfin_apps.llm.model.kv_layout import KVType

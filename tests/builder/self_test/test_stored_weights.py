@@ -7,7 +7,7 @@ from shortfin_apps.llm.builder.self_test import stored_weights
 from shortfin_apps.llm.builder.self_test.stored_weights import StoredWeights
 from shortfin_apps.llm.builder.sources.random_tiny import SPEC, RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
 from shortfin_apps.llm.builder.weights.write import plan_weights
 from shortfin_apps.llm.model.spec import BuildOptions, WeightType
 from tests.builder.specs import with_experts

@@ -12,7 +12,8 @@ from shortfin_apps.llm.builder.sources.gguf_file import GgufSource
 from shortfin_apps.llm.builder.sources.hf_directory import HfDirectorySource
 from shortfin_apps.llm.builder.sources.random_tiny import RandomTinySource
 from shortfin_apps.llm.builder.target import resolve_target
-from shortfin_apps.llm.builder.weights.layout import BlockRows, stored_types, weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
+from shortfin_apps.llm.builder.weights.layout import BlockRows, stored_types
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.builder.weights.write import plan_weights, stored_bytes, write_weights
 from shortfin_apps.llm.components.runtime.declaration import MLIR_DTYPES

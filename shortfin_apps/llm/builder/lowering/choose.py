@@ -33,15 +33,14 @@ from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
 from shortfin_apps.llm.builder.lowering.linalg.table import LOWERINGS
 from shortfin_apps.llm.builder.lowering.lowering import Lowering, LoweringContext, Prepare
-from shortfin_apps.llm.builder.weights.layout import (
-    LANES,
-    PANEL,
+from shortfin_apps.llm.builder.weights.chosen_layout import (
     experts_fill_tiles,
     fills_panels,
     fills_tiles,
     linear_sizes,
     multiplies_blocks,
 )
+from shortfin_apps.llm.builder.weights.layout import LANES, PANEL
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.attention import Attend, NormWhole
 from shortfin_apps.llm.model.block import Block

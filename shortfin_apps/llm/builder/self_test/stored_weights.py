@@ -11,6 +11,7 @@ import numpy.typing as npt
 from shortfin_apps.llm.builder.quantise import quantise_fp8, quantise_rows
 from shortfin_apps.llm.builder.sources.base import ModelSource
 from shortfin_apps.llm.builder.target import Target
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
 from shortfin_apps.llm.builder.weights.layout import (
     FP8_DTYPES,
     Fp8Rows,
@@ -19,7 +20,6 @@ from shortfin_apps.llm.builder.weights.layout import (
     Taps,
     WeightLayout,
     cast_floats,
-    weight_layout,
 )
 from shortfin_apps.llm.builder.weights.write import Weight, plan_weights
 from shortfin_apps.llm.model.spec import BuildOptions, weight_shapes

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shortfin_apps.llm.builder.sources.base import ModelSource
-from shortfin_apps.llm.builder.weights.layout import made_blocks
+from shortfin_apps.llm.builder.weights.chosen_layout import made_blocks
 from shortfin_apps.llm.model.spec import BuildOptions, weight_parts
 from shortfin_apps.llm.model.weight_blocks import Q8_0, BlockType, common_type
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor, tensor_type
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import StoredTypes, WeightLayout, stored_types, weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
+from shortfin_apps.llm.builder.weights.layout import StoredTypes, WeightLayout, stored_types
 from shortfin_apps.llm.contract.abi import PARAMETER_SCOPE
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, weight_shapes
 

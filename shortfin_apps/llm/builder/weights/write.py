@@ -12,7 +12,8 @@ import numpy as np
 from shortfin_apps.llm.builder.quantise import quantise
 from shortfin_apps.llm.builder.sources.base import Array, ModelSource
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import WeightLayout, weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
+from shortfin_apps.llm.builder.weights.layout import WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import parameter_types
 from shortfin_apps.llm.contract.irpa import ArchiveEntry, write_archive
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, weight_parts, weight_shapes

@@ -37,9 +37,9 @@ def run(text: str, packed: int, scales: Floats, addends: Floats, dtype: np.dtype
     return numbers([registers[f"${number}"] for number in range(4)], dtype)
 
 
-def executed(text: str, operands: Sequence[int]) -> Registers:
-    """The registers after the code has run with these operands, the first of which is $4."""
-    registers: Registers = {f"${4 + number}": value for number, value in enumerate(operands)}
+def executed(text: str, operands: Sequence[int], first: int = 4) -> Registers:
+    """The registers after the code has run with these operands, the first of which has this number."""
+    registers: Registers = {f"${first + number}": value for number, value in enumerate(operands)}
     text = re.sub(r"mov\.b32 \{.*?\}, \w+;", "", text)  # a word apart into its halves
     for line in text.replace("{", "").replace("}", "").split(";"):
         if line.strip() and not line.strip().startswith(".reg"):
@@ -119,6 +119,16 @@ def test_codes_of_4_bits_become_floats_of_16_bits(
 
 
 @pytest.mark.parametrize("first", range(0, 256, 4))
+def test_bytes_are_multiplied_by_scales_in_bf16(first: int) -> None:
+    scales = np.random.default_rng(first).standard_normal(4).astype(BF16)
+    word = int.from_bytes(range(first, first + 4), "little")
+    registers = executed(blocks.PTX_BYTES.value, [word, *pairs(scales, BF16)], first=2)
+    quants = np.arange(first, first + 4).astype(np.uint8).view(np.int8).astype(np.float64)
+    expected = (quants * scales.astype(np.float64)).astype(BF16).astype(np.float32)
+    np.testing.assert_array_equal(numbers([registers["$0"], registers["$1"]], BF16), expected)
+
+
+@pytest.mark.parametrize("first", range(0, 256, 4))
 def test_bytes_become_floats_of_the_same_value(first: int) -> None:
     word = int.from_bytes(range(first, first + 4), "little")
     registers = executed(byte_attention._TO_F16.value, [word])
@@ -127,5 +137,6 @@ def test_bytes_become_floats_of_the_same_value(first: int) -> None:
 
 
 def test_only_these_instructions_are_interpreted() -> None:
-    text = "".join([*(code.value for code, *_ in CODES), byte_attention._TO_F16.value])
+    others = [blocks.PTX_BYTES.value, byte_attention._TO_F16.value]
+    text = "".join([*(code.value for code, *_ in CODES), *others])
     assert set(re.findall(r"^\s*([a-z][\w.]*) ", text, re.MULTILINE)) <= INSTRUCTIONS.keys()

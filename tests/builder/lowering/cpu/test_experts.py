@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.lowering.cpu.experts import VectorExperts
 from shortfin_apps.llm.builder.lowering.linalg.experts import LinalgExperts
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, RenderedKernels
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
 from shortfin_apps.llm.model.feed_forward import MoE, route
 from shortfin_apps.llm.model.reference.pointwise import gated
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType, weight_shapes

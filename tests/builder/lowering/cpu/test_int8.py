@@ -16,7 +16,7 @@ from shortfin_apps.llm.builder.kernels.cpu.matmul_int8 import FEW_ROWS
 from shortfin_apps.llm.builder.lowering.cpu.int8 import Int8Operations
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, RenderedKernels
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
 from shortfin_apps.llm.model.spec import BuildOptions
 from tests.builder.compiled_kernels import (
     CPUS,

@@ -19,7 +19,7 @@ from shortfin_apps.llm.builder.lowering.fused.layers import FusedLayers
 from shortfin_apps.llm.builder.lowering.fused.stage_kernels import StageKernels
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels, Values
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
 from shortfin_apps.llm.components.runtime.device import Device
 from shortfin_apps.llm.model.attention import Attend
 from shortfin_apps.llm.model.feed_forward import MLP

@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.choose import FUSED_LAYER, choose, make_lowering
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
 from shortfin_apps.llm.model.attention import Attend
 from shortfin_apps.llm.model.operations import Operation
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType, weight_shapes

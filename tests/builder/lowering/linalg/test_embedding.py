@@ -12,7 +12,7 @@ import pytest
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.embedding import embedding
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
 from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec, WeightType
 from shortfin_apps.llm.model.weight_blocks import BlockType
 from tests.builder.compiled_kernels import (

@@ -10,7 +10,7 @@ import pytest
 from shortfin_apps.llm.builder.graph.emitter import Emitter, Tensor
 from shortfin_apps.llm.builder.lowering.linalg.operations import LinalgOperations
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext, Values
-from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
 from shortfin_apps.llm.model.attention import NormHeads
 from shortfin_apps.llm.model.operations import AddBias
 from shortfin_apps.llm.model.spec import BuildOptions

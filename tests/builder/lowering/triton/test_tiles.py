@@ -29,10 +29,10 @@ AMPERE = replace(HOPPER, device="cuda:sm_80", cpu="sm_80")
 TARGETS = pytest.mark.parametrize(
     "table", [pytest.param(tiles_of(target), id=target.cpu) for target in (AMD, HOPPER, AMPERE)]
 )
-IN_BF16 = BlockRows(Q4_1, terms_in_bf16=True)
+IN_BF16 = [BlockRows(blocks, terms_in_bf16=True) for blocks in (Q4_1, Q8_0)]
 LAYOUTS = pytest.mark.parametrize(
     "layout",
-    [RowMajor("bf16"), RowMajor("f32"), BlockRows(Q4_1), IN_BF16, BlockRows(Q8_0), Fp8Rows("f8E4M3FN")],
+    [RowMajor("bf16"), RowMajor("f32"), BlockRows(Q4_1), *IN_BF16, BlockRows(Q8_0), Fp8Rows("f8E4M3FN")],
 )
 TOKENS: list[int | str] = [1, 2, 16, 17, 32, 33, 64, 65, 128, 129, 512, 513, 4096, "tokens"]
 FEATURES = [64, 576, 960, 2048, 3072, 4096, 5120, 6144, 8192, 28672, 128256]
@@ -108,7 +108,7 @@ def test_tokens_that_are_not_known_count_as_a_prefill_of_some_hundred() -> None:
     assert table.matmul("tokens", (4096, 4096)) != table.matmul(2048, (4096, 4096))
 
 
-@pytest.mark.parametrize("layout", [BlockRows(Q4_1), IN_BF16, BlockRows(Q8_0)], ids=str)
+@pytest.mark.parametrize("layout", [BlockRows(Q4_1), *IN_BF16, BlockRows(Q8_0)], ids=str)
 @pytest.mark.parametrize("features", FEATURES)
 def test_up_to_32_tokens_all_tiles_for_blocks_add_in_one_order_on_hopper(
     layout: BlockRows, features: int
@@ -175,7 +175,7 @@ def test_no_workgroup_of_one_launch_has_more_columns_than_with_other_tiles(
 
 @pytest.mark.parametrize("target", [AMD, HOPPER, AMPERE], ids=lambda target: target.cpu)
 @pytest.mark.parametrize(
-    "layout", [BlockRows(Q4_1), IN_BF16, BlockRows(Q8_0), RowMajor("bf16"), RowMajor("f32")], ids=str
+    "layout", [BlockRows(Q4_1), *IN_BF16, BlockRows(Q8_0), RowMajor("bf16"), RowMajor("f32")], ids=str
 )
 @pytest.mark.parametrize("features", FEATURES)
 def test_one_launch_adds_in_the_order_of_separate_launches(

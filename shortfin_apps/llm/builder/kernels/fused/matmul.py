@@ -22,7 +22,8 @@ from shortfin_apps.llm.builder.kernels.epilogue import Epilogue, is_gated
 from shortfin_apps.llm.builder.kernels.fused.panel_blocks import PanelBlocks
 from shortfin_apps.llm.builder.kernels.fused.stages import QuantiseBlocksGeometry
 from shortfin_apps.llm.builder.kernels.interface import Regions
-from shortfin_apps.llm.builder.weights.layout import DOT_BYTES, MATRIX_BYTES, PANEL
+from shortfin_apps.llm.builder.weights.chosen_layout import MATRIX_BYTES
+from shortfin_apps.llm.builder.weights.layout import DOT_BYTES, PANEL
 from shortfin_apps.llm.model.spec import QuantBits
 from shortfin_apps.llm.model.weight_blocks import BLOCK, BlockType
 

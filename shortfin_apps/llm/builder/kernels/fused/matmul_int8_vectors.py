@@ -8,7 +8,8 @@ from typing import ClassVar
 from shortfin_apps.llm.builder.kernels.cpu.matmul_grid import tail_sizes
 from shortfin_apps.llm.builder.kernels.fused.matmul import MatmulBytesGeometry
 from shortfin_apps.llm.builder.kernels.interface import Regions
-from shortfin_apps.llm.builder.weights.layout import DOT_BYTES, MATRIX_BYTES
+from shortfin_apps.llm.builder.weights.chosen_layout import MATRIX_BYTES
+from shortfin_apps.llm.builder.weights.layout import DOT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,24 @@ _FLOATS = """
 """
 PTX_BF16 = _ptx(_INTEGERS, "bf16", 0x3F80, 0x43, 0xC308)  # minus 128 + MIDDLE
 PTX_F16 = _ptx(_INTEGERS, "f16", 0x3C00, 0x64, 0xE408)  # minus 1024 + MIDDLE
+# Signed bytes to bf16, whose mantissa has 7 bits: the low 7 bits of a byte plus 128, minus 128 or, for a
+# negative byte, 256. Then the product with the scale is rounded.
+PTX_BYTES = tl.constexpr("""{
+    .reg .b32 low, sign, exponent, minus, nothing, a, b, c, d;
+    mov.b32 exponent, 0x43434343;
+    mov.b32 minus, 0xBF80BF80;
+    mov.b32 nothing, 0x80008000;
+    and.b32 low, $2, 0x7F7F7F7F;
+    and.b32 sign, $2, 0x80808080;
+    prmt.b32 a, low, exponent, 0x4140;
+    prmt.b32 b, low, exponent, 0x4342;
+    prmt.b32 c, sign, exponent, 0x4140;
+    prmt.b32 d, sign, exponent, 0x4342;
+    fma.rn.bf16x2 a, c, minus, a;
+    fma.rn.bf16x2 b, d, minus, b;
+    fma.rn.bf16x2 $0, a, $3, nothing;
+    fma.rn.bf16x2 $1, b, $4, nothing;
+}""")
 PTX_FLOATS_BF16 = _ptx(_FLOATS, "bf16", 0x3F80, 0x43, 0xC340)
 PTX_FLOATS_F16 = _ptx(_FLOATS, "f16", 0x3C00, 0x64, 0xE440)
 
@@ -143,7 +161,7 @@ def row_terms(terms, row, feature, inside, FEATURES: tl.constexpr, BLOCKS: tl.co
     """Return the scale, or the minimum, of each element `feature` of row `row` of w, in f32."""
     of_row = terms + row * _row_size(FEATURES, BLOCKS)
     block = feature // BLOCKS[1]
-    if BLOCKS[2] == 0:
+    if BLOCKS[2] == 0 or BLOCKS[4]:
         return _values(of_row + block, inside, False).to(tl.float32)
     else:
         own = _values(of_row + 2 * (FEATURES // BLOCKS[2]) + block, inside, False)
@@ -185,10 +203,15 @@ def dequantised(packed, scale, minimum, dtype: tl.constexpr, BLOCKS: tl.constexp
     """Dequantise a stored tile to [DEPTH, COLUMNS] of `dtype`, with a fused multiply-add.
 
     It rounds once, to f32 and from there to `dtype`. For 4 bits on NVIDIA GPUs and a `dtype` of 16 bits, the
-    scale and the value of the middle quant are rounded to `dtype` first.
+    scale and the value of the middle quant are rounded to `dtype` first, and so are scales in bf16.
     """
     if BLOCKS[0] == 4 and is_cuda() and dtype.primitive_bitwidth == 16:
         return _dequantised_by_ptx(packed, scale, minimum, dtype, BLOCKS)
+    elif BLOCKS[4]:
+        wide = _of_each(scale, BLOCKS[1])
+        return tl.inline_asm_elementwise(
+            PTX_BYTES, "=r,=r,r,r,r", [packed, wide], dtype=wide.dtype, is_pure=True, pack=4
+        )
     else:
         if BLOCKS[3]:
             scale *= FLOAT_UNIT

@@ -23,13 +23,8 @@ from shortfin_apps.llm.builder.lowering.fused.stages import (
     Stage,
 )
 from shortfin_apps.llm.builder.target import Target
-from shortfin_apps.llm.builder.weights.layout import (
-    FLOAT_DTYPES,
-    Int8Panels,
-    QuantisedPanels,
-    WeightLayout,
-    fills_tiles,
-)
+from shortfin_apps.llm.builder.weights.chosen_layout import fills_tiles
+from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, Int8Panels, QuantisedPanels, WeightLayout
 from shortfin_apps.llm.builder.weights.parameters import WeightTypes
 from shortfin_apps.llm.model.spec import ActivationBits, FloatType, ModelSpec, QuantBits
 

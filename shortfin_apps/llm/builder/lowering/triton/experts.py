@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.matmul import load_matrix
 from shortfin_apps.llm.builder.lowering.triton.operands import Activations, MatmulOperands
 from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile, tiles_of
-from shortfin_apps.llm.builder.weights.layout import weight_layout
+from shortfin_apps.llm.builder.weights.chosen_layout import weight_layout
 from shortfin_apps.llm.model.feed_forward import MoE
 from shortfin_apps.llm.model.spec import weight_shapes
 

@@ -102,15 +102,17 @@ class TileTable:
     """The tiles of one kind of GPU; of each list, the first matching item is used.
 
     `matmuls`: for weights in floats; `blocks` and `fp8`: for weights in blocks and in 8-bit floats (empty:
-    derived from `matmuls`); `byte_blocks` and `bf16_blocks`: before `blocks`, for blocks of 8 bits, and for
-    those with scales in bf16 (`BlockRows.terms_in_bf16`); `float4_experts`: for experts in 4-bit floats,
-    where `Use.tokens` means average rows per expert; `split`: slots per workgroup in the attention of a
-    single token. A longer context than MOST_SPLITS * `split` uses a multiple of `split`.
+    derived from `matmuls`); `byte_blocks`, `bf16_byte_blocks` and `bf16_blocks`: before `blocks`, for blocks
+    of 8 bits, and for those of 8 and of 4 with scales in bf16 (`BlockRows.terms_in_bf16`); `float4_experts`:
+    for experts in 4-bit floats, where `Use.tokens` means average rows per expert; `split`: slots per
+    workgroup in the attention of a single token. A longer context than MOST_SPLITS * `split` uses a multiple
+    of `split`.
     `batch_attention` and `batch_split` replace `decode_attention` and `split` for more than FEW_ROWS rows.
     """
 
     matmuls: Sequence[Use]
     byte_blocks: Sequence[Use] = ()
+    bf16_byte_blocks: Sequence[Use] = ()
     bf16_blocks: Sequence[Use] = ()
     blocks: Sequence[Use] = ()
     fp8: Sequence[Use] = ()
@@ -145,7 +147,11 @@ class TileTable:
             case Fp8Rows():
                 return first(*self.fp8) if self.fp8 else first(*self.matmuls).for_fp8()
             case BlockRows(blocks, terms_in_bf16) if self.blocks:
-                own = self.bf16_blocks if terms_in_bf16 else self.byte_blocks if blocks.bits == 8 else ()
+                own = {
+                    (8, False): self.byte_blocks,
+                    (8, True): self.bf16_byte_blocks,
+                    (4, True): self.bf16_blocks,
+                }.get((blocks.bits, terms_in_bf16), ())
                 return first(*own, *self.blocks)
             case BlockRows():
                 return first(*self.matmuls).for_blocks()
@@ -272,6 +278,14 @@ _HOPPER = TileTable(
         Use(8, _ANY, MatmulTile(8, 32, 512, Tuning(4, 5), parts=4)),
         Use(32, 2048, MatmulTile(8, 16, 1024, Tuning(4, 3), parts=4)),
         Use(16, 5120, MatmulTile(16, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(16, _ANY, MatmulTile(16, 32, 512, Tuning(4, 5), parts=4)),
+        Use(32, _ANY, MatmulTile(32, 32, 512, Tuning(4, 4), parts=4)),
+    ),
+    bf16_byte_blocks=(
+        Use(8, 8192, MatmulTile(8, 16, 1024, Tuning(4, 4, max_registers=96), parts=4)),
+        Use(8, _ANY, MatmulTile(8, 32, 512, Tuning(4, 5, max_registers=128), parts=4)),
+        Use(32, 2048, MatmulTile(8, 16, 1024, Tuning(4, 3), parts=4)),
+        Use(16, 5120, MatmulTile(16, 32, 512, Tuning(4, 5, max_registers=128), parts=4)),
         Use(16, _ANY, MatmulTile(16, 32, 512, Tuning(4, 5), parts=4)),
         Use(32, _ANY, MatmulTile(32, 32, 512, Tuning(4, 4), parts=4)),
     ),
