@@ -361,8 +361,8 @@ def _blocks(entry: Entry, rng: np.random.Generator) -> tuple[dict[str, npt.NDArr
     if has_minima:
         stored["minima"], least_values = _terms(rng, -scale * most / 2, in_features, size, group)
         values += np.repeat(least_values, size, axis=1)
-        if in_bf16:  # the minimum is of the quant 8
-            stored["minima"] = to_bf16(least_values + 8 * wide)
+        if in_bf16:  # of 4 bits, the minimum is of the quant 8
+            stored["minima"] = to_bf16(least_values + (8 * wide if bits == 4 else 0))
     if in_bf16:
         stored["scales"] = to_bf16(wide)
     return stored, values

@@ -53,6 +53,7 @@ WEIGHTS: dict[str, BlockType | Fp8Type | None] = {
     "q8_0": Q8_0,
     "q4": Q4_1,
     "q4_k": BlockType(4, has_minima=True, group=256),
+    "q5_k": BlockType(8, has_minima=True, group=256),
     "q6_k": BlockType(8, 16, group=256),
     "fp8": "f8E4M3FN",
 }

@@ -29,7 +29,7 @@ NAME = "blk.0.ffn_down.weight"
         ("cuda:sm_90", "f32", Q4_1, False),
         ("cuda:sm_90", "bf16", Q8_0, True),
         ("cuda:sm_90", "bf16", BlockType(8, 16, group=256), True),
-        ("cuda:sm_90", "bf16", BlockType(8, has_minima=True, group=256), False),
+        ("cuda:sm_90", "bf16", BlockType(8, has_minima=True, group=256), True),
         ("cuda:sm_90", "f32", Q8_0, False),
         ("hip:gfx942", "bf16", Q8_0, False),
         ("cuda:sm_90", "bf16", BlockType(4, has_minima=True, group=256), True),

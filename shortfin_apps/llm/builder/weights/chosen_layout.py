@@ -149,10 +149,10 @@ def block_rows(blocks: BlockType, activations: FloatType, target: Target) -> Blo
     Terms in bf16 take up to half a bit per weight more than those of groups. For two terms of each 16 weights
     it would be a whole bit.
     """
-    are_nibbles = blocks.bits == 4 and blocks.size == BLOCK and not blocks.is_e2m1
-    are_bytes = blocks.bits == 8 and not blocks.has_minima
+    is_small = blocks.size < BLOCK and blocks.has_minima
     multiplied_in_bf16 = target.architecture == "nvptx" and activations == "bf16"
-    return BlockRows(blocks, terms_in_bf16=multiplied_in_bf16 and (are_nibbles or are_bytes))
+    in_bf16 = multiplied_in_bf16 and not is_small and not blocks.is_e2m1
+    return BlockRows(blocks, terms_in_bf16=in_bf16)
 
 
 @lru_cache(maxsize=8)

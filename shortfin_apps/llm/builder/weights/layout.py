@@ -11,8 +11,8 @@ contiguous: as many as one dot product adds (2 of bf16, 4 of int8, 8 of int8 for
                                        [out, 2 * K / group + K / size] i8: the f16 of a row's groups, then
                                        the i8 of its blocks, padded to a multiple of 4
                         name.minima    like the scales, for types with minima
-                        With `terms_in_bf16`, scales are bf16, and so are minima, which are then the values
-                        of the quant MIDDLE
+                        With `terms_in_bf16`, scales and minima are bf16; minima of 4 bits are then the
+                        values of the quant MIDDLE
     Taps                name           [taps, channels] f32, of a convolution's [channels, taps]
     Fp8Rows             name           [out, K] of the target's 8-bit floats
                         name.scales    [out] f32
@@ -132,8 +132,8 @@ class Taps:
 class BlockRows:
     """A WeightLayout: row-major quantised blocks, for GPUs.
 
-    `terms_in_bf16`: store what kernels for NVIDIA GPUs multiply by, also instead of groups. It is for
-    integers of 4 bits, and for those of 8 bits without minima.
+    `terms_in_bf16`: store what kernels for NVIDIA GPUs multiply by and add, also instead of groups. It is for
+    integers.
     """
 
     blocks: BlockType
@@ -167,8 +167,9 @@ class BlockRows:
             quants = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(len(quants), -1).view(np.int8)
         if self.terms_in_bf16:
             scales, *minima = (terms.wide() for terms in blocks.terms)
-            middles = (minimum + MIDDLE * scales for minimum in minima)
-            return [quants, *(cast_floats(terms, "bf16") for terms in (scales, *middles))]
+            if self.blocks.bits == 4:
+                minima = [minimum + MIDDLE * scales for minimum in minima]
+            return [quants, *(cast_floats(terms, "bf16") for terms in (scales, *minima))]
         return [quants, *map(self._store_terms, blocks.terms)]
 
     def _store_terms(self, terms: Terms) -> Array:

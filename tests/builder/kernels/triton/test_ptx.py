@@ -119,12 +119,15 @@ def test_codes_of_4_bits_become_floats_of_16_bits(
 
 
 @pytest.mark.parametrize("first", range(0, 256, 4))
-def test_bytes_are_multiplied_by_scales_in_bf16(first: int) -> None:
-    scales = np.random.default_rng(first).standard_normal(4).astype(BF16)
+def test_bytes_are_multiplied_and_added_in_bf16(first: int) -> None:
+    """Each product plus addend is rounded once."""
+    scales, addends = np.random.default_rng(first).standard_normal((2, 4)).astype(BF16)
     word = int.from_bytes(range(first, first + 4), "little")
-    registers = executed(blocks.PTX_BYTES.value, [word, *pairs(scales, BF16)], first=2)
+    operands = [word, *pairs(scales, BF16), *pairs(addends, BF16)]
+    registers = executed(blocks.PTX_BYTES.value, operands, first=2)
     quants = np.arange(first, first + 4).astype(np.uint8).view(np.int8).astype(np.float64)
-    expected = (quants * scales.astype(np.float64)).astype(BF16).astype(np.float32)
+    sums = quants * scales.astype(np.float64) + addends.astype(np.float64)
+    expected = sums.astype(BF16).astype(np.float32)
     np.testing.assert_array_equal(numbers([registers["$0"], registers["$1"]], BF16), expected)
 
 

@@ -7,8 +7,8 @@ whether scales and minima are bf16. `scales` and `minima` have a row per row of 
 
     without groups    an f16 for each block
     with groups       an f16 for each group, then an i8 for each block; a scale or minimum is their product
-    in bf16           a bf16 for each block, with groups or without; a minimum is the value of the quant
-                      MIDDLE instead of 0
+    in bf16           a bf16 for each block, with groups or without; of 4 bits, a minimum is the value of
+                      the quant MIDDLE instead of 0
 """
 
 import triton
@@ -79,12 +79,11 @@ _FLOATS = """
 PTX_BF16 = _ptx(_INTEGERS, "bf16", 0x3F80, 0x43, 0xC308)  # minus 128 + MIDDLE
 PTX_F16 = _ptx(_INTEGERS, "f16", 0x3C00, 0x64, 0xE408)  # minus 1024 + MIDDLE
 # Signed bytes to bf16, whose mantissa has 7 bits: the low 7 bits of a byte plus 128, minus 128 or, for a
-# negative byte, 256. Then the product with the scale is rounded.
+# negative byte, 256. Then the product with the scale plus an addend is rounded.
 PTX_BYTES = tl.constexpr("""{
-    .reg .b32 low, sign, exponent, minus, nothing, a, b, c, d;
+    .reg .b32 low, sign, exponent, minus, a, b, c, d;
     mov.b32 exponent, 0x43434343;
     mov.b32 minus, 0xBF80BF80;
-    mov.b32 nothing, 0x80008000;
     and.b32 low, $2, 0x7F7F7F7F;
     and.b32 sign, $2, 0x80808080;
     prmt.b32 a, low, exponent, 0x4140;
@@ -93,8 +92,8 @@ PTX_BYTES = tl.constexpr("""{
     prmt.b32 d, sign, exponent, 0x4342;
     fma.rn.bf16x2 a, c, minus, a;
     fma.rn.bf16x2 b, d, minus, b;
-    fma.rn.bf16x2 $0, a, $3, nothing;
-    fma.rn.bf16x2 $1, b, $4, nothing;
+    fma.rn.bf16x2 $0, a, $3, $5;
+    fma.rn.bf16x2 $1, b, $4, $6;
 }""")
 PTX_FLOATS_BF16 = _ptx(_FLOATS, "bf16", 0x3F80, 0x43, 0xC340)
 PTX_FLOATS_F16 = _ptx(_FLOATS, "f16", 0x3C00, 0x64, 0xE440)
@@ -209,8 +208,10 @@ def dequantised(packed, scale, minimum, dtype: tl.constexpr, BLOCKS: tl.constexp
         return _dequantised_by_ptx(packed, scale, minimum, dtype, BLOCKS)
     elif BLOCKS[4]:
         wide = _of_each(scale, BLOCKS[1])
+        # -0.0 changes no product, not even one of 0.
+        least = tl.full(wide.shape, -0.0, wide.dtype) if minimum is None else _of_each(minimum, BLOCKS[1])
         return tl.inline_asm_elementwise(
-            PTX_BYTES, "=r,=r,r,r,r", [packed, wide], dtype=wide.dtype, is_pure=True, pack=4
+            PTX_BYTES, "=r,=r,r,r,r,r,r", [packed, wide, least], dtype=wide.dtype, is_pure=True, pack=4
         )
     else:
         if BLOCKS[3]:
