@@ -18,8 +18,10 @@ from tests.builder.kernels.triton.launched import Inputs, Launched
 from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from shortfin_apps.llm.builder.lowering.triton.experts import ExpertTiles
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Tuning
+from shortfin_apps.llm.builder.lowering.triton.experts import ExpertTiles, TritonExperts
 from shortfin_apps.llm.builder.lowering.triton.layers import TritonLayers
+from shortfin_apps.llm.builder.lowering.triton.tiles import MatmulTile
 from tests.builder.specs import with_experts
 
 pytestmark = [needs_shortfin, pytest.mark.emulated, pytest.mark.timeout(300)]
@@ -98,6 +100,18 @@ def test_tokens_have_their_experts_and_tiles_have_one(
             weights.reshape(shares.shape), np.where(is_padding[:, None], 0, shares), rtol=1e-5
         )
         check_tiles(experts, chosen, order.reshape(-1, tile_rows), tile_experts)
+
+
+def test_tiles_may_have_8_rows(monkeypatch: pytest.MonkeyPatch, chip: str, launch: Launch) -> None:
+    """As for few rows of experts in floats of 4 bits on Hopper."""
+    small = MatmulTile(8, 32, 512, Tuning(4, 5), parts=4)
+    monkeypatch.setattr(TritonExperts, "_own_tile", lambda self, average: small)
+    program, tile_rows = routing_of(FEW, "tokens", chip, launch)
+    assert tile_rows == 8
+    for count in (1, 8, 33):
+        logits = np.random.default_rng(count).standard_normal((count, FEW.count), np.float32)
+        _, chosen, order, tile_experts = program(logits=logits, slots=np.full(count, STRIDE))
+        check_tiles(FEW, chosen, order.reshape(-1, tile_rows), tile_experts)
 
 
 def test_a_token_that_is_not_a_number_has_some_experts_and_no_weights(chip: str, launch: Launch) -> None:

@@ -90,9 +90,9 @@ def test_more_tokens_take_no_fewer_rows(table: TileTable, layout: WeightLayout |
 
 
 def test_experts_in_floats_of_4_bits_have_tiles_of_their_own_on_hopper() -> None:
-    tiles = [tiles_of(HOPPER).float4_expert(rows) for rows in (1, 8, 9, 16, 32, 64, 4096)]
+    tiles = [tiles_of(HOPPER).float4_expert(rows) for rows in (1, 2, 8, 9, 16, 32, 64, 4096)]
     rows = [tile.rows for tile in tiles if tile]
-    assert rows == [16, 16, 32, 32, 64, 128, 128]
+    assert rows == [8, 16, 16, 32, 32, 64, 128, 128]
     assert tiles_of(AMD).float4_expert(1) is None
 
 

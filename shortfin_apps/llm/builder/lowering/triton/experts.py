@@ -72,8 +72,11 @@ class TritonExperts:
         operands = {"tokens": tokens, "rows": rows, "logits": logits, "scores": scores, "slots": batch.slots}
         made = self._launcher.launch(e, self._kernels.route(), operands)
         average = self._average(tokens)
-        shape = 2 * self._experts.features, self._spec.hidden_size
-        tile_rows = max(_LEAST_ROWS, (self._own_tile(average) or self._tiles.matmul(average, shape)).rows)
+        if own := self._own_tile(average):
+            tile_rows = own.rows
+        else:
+            shape = 2 * self._experts.features, self._spec.hidden_size
+            tile_rows = max(_LEAST_ROWS, self._tiles.matmul(average, shape).rows)
         tiles = self._most_tiles(e, rows, tile_rows)
         sizes = {"rows": rows, "tiles": tiles, "places": e.times(tiles, tile_rows)}
         kernel = self._kernels.sort(tile_rows)

@@ -344,6 +344,8 @@ _HOPPER = TileTable(
     ),
     # For gpt-oss-20b's shape (bench/tune_experts.py).
     float4_experts=(
+        # With one row of each expert on average, hardly any has more than eight.
+        Use(1, _ANY, MatmulTile(8, 32, 512, Tuning(4, 5, max_registers=112), parts=4)),
         Use(8, _ANY, MatmulTile(16, 64, 256, Tuning(4, 6))),
         Use(16, _ANY, MatmulTile(32, 128, 256, Tuning(4, 4))),
         Use(48, _ANY, MatmulTile(64, 128, 128, Tuning(4, 4))),
