@@ -7,8 +7,8 @@ whether scales and minima are bf16. `scales` and `minima` have a row per row of 
 
     without groups    an f16 for each block
     with groups       an f16 for each group, then an i8 for each block; a scale or minimum is their product
-    in bf16           a bf16 for each block, with groups or without; of 4 bits, a minimum is the value of
-                      the quant MIDDLE instead of 0
+    in bf16           without groups, a bf16 for each block; of 4 bits, a minimum is the value of the quant
+                      MIDDLE instead of 0
 """
 
 import triton
@@ -138,10 +138,9 @@ def load_terms(terms, row, first, IN: tl.constexpr, DEPTH: tl.constexpr, BLOCKS:
         COUNT: tl.constexpr = DEPTH // SIZE
         of_row = terms + row[None, :].to(tl.int64) * _row_size(IN, BLOCKS)
         block = (first // SIZE + tl.arange(0, COUNT))[:, None]
-        if BLOCKS[4]:
-            return _values(of_row + block, block < IN // SIZE, IN % DEPTH == 0)
-        elif BLOCKS[2] == 0:
-            return _values(of_row + block, block < IN // SIZE, IN % DEPTH == 0).to(tl.float32)
+        if BLOCKS[2] == 0:
+            own = _values(of_row + block, block < IN // SIZE, IN % DEPTH == 0)
+            return own if BLOCKS[4] else own.to(tl.float32)
         else:
             GROUP: tl.constexpr = BLOCKS[2]
             own = of_row + 2 * (IN // GROUP) + block
@@ -160,7 +159,7 @@ def row_terms(terms, row, feature, inside, FEATURES: tl.constexpr, BLOCKS: tl.co
     """Return the scale, or the minimum, of each element `feature` of row `row` of w, in f32."""
     of_row = terms + row * _row_size(FEATURES, BLOCKS)
     block = feature // BLOCKS[1]
-    if BLOCKS[2] == 0 or BLOCKS[4]:
+    if BLOCKS[2] == 0:
         return _values(of_row + block, inside, False).to(tl.float32)
     else:
         own = _values(of_row + 2 * (FEATURES // BLOCKS[2]) + block, inside, False)
@@ -174,7 +173,7 @@ def _row_size(IN: tl.constexpr, BLOCKS: tl.constexpr):
     The elements are f16; with groups, bytes padded to a multiple of 4.
     """
     COUNT: tl.constexpr = IN // BLOCKS[1]
-    if BLOCKS[2] == 0 or BLOCKS[4]:
+    if BLOCKS[2] == 0:
         return COUNT
     else:
         return (2 * (IN // BLOCKS[2]) + COUNT + 3) // 4 * 4

@@ -87,7 +87,7 @@ def matrix_at(table, layer, FIELD: tl.constexpr, LAYOUT: tl.constexpr, TYPE: tl.
     if LAYOUT is None:
         return weight_at(table, layer, FIELD, TYPE), None, None
     else:
-        TERM: tl.constexpr = tl.bfloat16 if LAYOUT[5] else tl.int8 if LAYOUT[3] else tl.float16
+        TERM: tl.constexpr = tl.int8 if LAYOUT[3] else tl.bfloat16 if LAYOUT[5] else tl.float16
         w = weight_at(table, layer, FIELD, tl.int8)
         scales = weight_at(table, layer, FIELD + 1, TERM)
         return w, scales, weight_at(table, layer, FIELD + 2, TERM, LAYOUT[0] > 2)

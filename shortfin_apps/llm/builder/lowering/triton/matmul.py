@@ -182,8 +182,8 @@ def block_constants(layout: WeightLayout | None) -> tuple[int, ...] | None:
     if not isinstance(layout, BlockRows):
         return None
     blocks = layout.blocks
-    flags = map(int, (blocks.is_e2m1, layout.terms_in_bf16))
-    return blocks.bits, blocks.size, blocks.group or 0, *flags
+    group = 0 if layout.terms_in_bf16 else blocks.group or 0  # of terms, as they are stored
+    return blocks.bits, blocks.size, group, int(blocks.is_e2m1), int(layout.terms_in_bf16)
 
 
 def matrix(layout: WeightLayout, shape: Shape) -> dict[str, Buffer]:
