@@ -13,6 +13,7 @@ CANDIDATES = (
     "256x128x128:8:4",
     # For Hopper, with loads by TMA.
     *("hopper:256:3", "hopper:256:4", "hopper:128:5", "hopper:128:6"),
+    *("blocks:64:5", "blocks:64:6", "blocks:128:3", "blocks:128:4"),
     # In parts of K, for weights in blocks.
     *("8x16x1024:4:3:4", "8x32x512:4:5:4", "8x32x1024:4:4:4", "8x64x1024:4:3:4", "16x16x1024:4:3:4"),
     *("16x32x512:4:5:4", "16x128x512:4:3:4", "32x32x512:4:4:4", "32x64x512:4:3:4", "64x32x512:4:3:4"),

@@ -6,7 +6,8 @@
 The second needs Python with numpy and the GPU's driver only. A tile is written as `lowering/triton/tiles.py`
 has it: rows, columns, bytes of K, waves, stages and, if more than one, parts, then any limit of registers:
 `--tile 8x32x1024:4:4:4:96`. That of `lowering/triton/hopper_matmul.py` has columns and stages: `--tile
-hopper:128:6`. Without any, CANDIDATES are tried.
+hopper:128:6`; that of `hopper_block_matmul.py`, for weights in blocks, tokens and stages: `--tile
+blocks:64:6`. Without any, CANDIDATES are tried.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ from bench.matmul_candidates import CANDIDATES
 from bench.whole_slab import whole_slab
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import CodeObject, compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel, Tiles, Tuning
+from shortfin_apps.llm.builder.lowering.triton.hopper_block_matmul import (
+    HopperBlockTile,
+    block_tile,
+    takes_blocks,
+    with_block_tile,
+)
 from shortfin_apps.llm.builder.lowering.triton.hopper_matmul import (
     ROWS,
     HopperTile,
@@ -59,7 +66,7 @@ WEIGHTS: dict[str, BlockType | Fp8Type | None] = {
 }
 MAX_ROWS = 128  # of logits computed by one invocation
 
-Tile = MatmulTile | HopperTile
+Tile = MatmulTile | HopperTile | HopperBlockTile
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,8 @@ class Case:
     def kernel(self, device: str, tile: Tile) -> Kernel:
         if isinstance(tile, HopperTile):
             return with_tile(self.kernel(device, _ANY_TILE), tile)
+        if isinstance(tile, HopperBlockTile):
+            return with_block_tile(self.kernel(device, _ANY_TILE), tile)
         spec, options = MODELS[self.model], BuildOptions(device=device)
         kernels = MatmulKernels(spec, options, lambda *_: tile)
         slab = [whole_slab(spec, options)] if self.kind == "project_qkv" else []
@@ -96,8 +105,10 @@ class Case:
     def built_tile(self, target: Target, tokens: int) -> Tile:
         """Return the tile that a build uses."""
         tile = tiles_of(target).matmul(tokens, self.shape, self.layout(target.device))
-        is_hopper = target.cpu.startswith("sm_90")
-        return (hopper_tile(self.kernel(target.device, tile), tokens) if is_hopper else None) or tile
+        if not target.cpu.startswith("sm_90"):
+            return tile
+        kernel = self.kernel(target.device, tile)
+        return hopper_tile(kernel, tokens) or block_tile(kernel, tokens) or tile
 
 
 _ANY_TILE = MatmulTile(128, 128, 128, Tuning(8, 4))  # of a kernel that has another form
@@ -137,7 +148,8 @@ def _parse() -> argparse.Namespace:
         "--tile",
         type=any_tile_of,
         action="append",
-        help="ROWSxCOLUMNSxBYTES:WAVES:STAGES[:PARTS[:REGISTERS]] or hopper:COLUMNS:STAGES",
+        help="ROWSxCOLUMNSxBYTES:WAVES:STAGES[:PARTS[:REGISTERS]], hopper:COLUMNS:STAGES or "
+        "blocks:TOKENS:STAGES",
     )
     parser.add_argument("--jobs", type=int, default=2, help="compilations at once")
     return parser.parse_args()
@@ -148,9 +160,11 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def any_tile_of(text: str) -> Tile:
-    if text.startswith("hopper:"):
-        _, columns, stages = text.split(":")
-        return HopperTile(int(columns), int(stages))
+    kind, *sizes = text.split(":")
+    if kind == "hopper":
+        return HopperTile(*map(int, sizes))
+    if kind == "blocks":
+        return HopperBlockTile(*map(int, sizes))
     return tile_of(text)
 
 
@@ -192,7 +206,10 @@ def _jobs(device: str, case: Case, tiles: Sequence[Tile] | None, tokens: Sequenc
     for tile, most in built_for.items():
         yield Job(device, case, tile, most, is_built=True)
     for tile in tiles or map(any_tile_of, CANDIDATES):
-        if isinstance(tile, HopperTile) and not takes(case.kernel(device, _ANY_TILE), tile):
+        kernel = case.kernel(device, _ANY_TILE)
+        if isinstance(tile, HopperTile) and not takes(kernel, tile):
+            continue
+        if isinstance(tile, HopperBlockTile) and not takes_blocks(kernel):
             continue
         suits = [each for each in tokens if _suits(tile, each) and each not in built_for.get(tile, [])]
         if suits:
@@ -201,9 +218,18 @@ def _jobs(device: str, case: Case, tiles: Sequence[Tile] | None, tokens: Sequenc
 
 def _suits(tile: Tile, tokens: int) -> bool:
     """Whether the tokens fill more than half of a tile, but do not need too many tiles of its size."""
-    rows = ROWS if isinstance(tile, HopperTile) else tile.rows
+    rows = _rows(tile)
     least = 0 if rows <= 16 else rows // 2
     return least < tokens <= (8 * rows if rows < 128 else tokens)
+
+
+def _rows(tile: Tile) -> int:
+    match tile:
+        case HopperTile():
+            return ROWS
+        case HopperBlockTile(tokens):
+            return tokens
+    return tile.rows
 
 
 def _compile(job: Job, folder: Path) -> dict[str, Any] | None:
@@ -251,8 +277,11 @@ def _entry(device: str, case: Case, tile: Tile, kernel: Kernel, code: CodeObject
 
 def tile_label(tile: Tile) -> str:
     """Format a tile as in `--tile`."""
-    if isinstance(tile, HopperTile):
-        return f"hopper:{tile.columns}:{tile.stages}"
+    match tile:
+        case HopperTile(columns, stages):
+            return f"hopper:{columns}:{stages}"
+        case HopperBlockTile(tokens, stages):
+            return f"blocks:{tokens}:{stages}"
     sizes = f"{tile.rows}x{tile.columns}x{tile.depth_bytes}"
     most = tile.tuning.max_registers
     parts = f":{tile.parts}" if tile.parts > 1 or most else ""

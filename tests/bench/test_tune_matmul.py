@@ -62,6 +62,18 @@ def test_a_tile_for_hopper_is_the_built_one_and_timed_with_weights_that_it_takes
         assert [job.tile for job in jobs if not job.is_built] == expected
 
 
+def test_a_tile_for_blocks_on_hopper_is_the_built_one_and_timed_with_weights_that_it_takes() -> None:
+    hopper = Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset())
+    given = replace(case("gate_up"), weights="q4")
+    labels = [tile_label(given.built_tile(hopper, tokens)) for tokens in (32, 64, 128)]
+    assert labels == ["32x64x512:4:3:4", "blocks:64:6", "blocks:128:4"]
+    tiles = [any_tile_of(label) for label in labels[1:]]
+    assert given.kernel(DEVICE, tiles[0]).interface.buffers.keys() > {"x", "w", "scratch"}
+    for weights, expected in (("bf16", []), ("q4", tiles)):
+        jobs = _jobs(DEVICE, replace(given, weights=weights), tiles, (48, 256))
+        assert [job.tile for job in jobs if not job.is_built] == expected
+
+
 def test_logits_are_of_few_tokens() -> None:
     jobs = list(_jobs(DEVICE, case("head"), None, (64, 2048)))
     assert {tokens for job in jobs for tokens in job.tokens} == {64}

@@ -105,7 +105,7 @@ def test_a_host_quantises_activations_to_the_same_bits(tokens: int | str, chip: 
         weights = GivenWeights({"w": cast(e, given["w"], kind), "w.scales": given["scales"]})
         launcher = Launcher(context.target, context.rendered)
         operands = MatmulOperands(replace(context, weights=weights), launcher)
-        _, made = operands.of(e, Activations(given["x"]), "w")
+        made = operands.activations(e, given["x"], "w")
         x, scales = made["x"], made["x_scales"]
         assert isinstance(x, Tensor)
         assert isinstance(scales, Tensor)

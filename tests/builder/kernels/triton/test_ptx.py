@@ -37,9 +37,12 @@ def run(text: str, packed: int, scales: Floats, addends: Floats, dtype: np.dtype
     return numbers([registers[f"${number}"] for number in range(4)], dtype)
 
 
-def executed(text: str, operands: Sequence[int], first: int = 4) -> Registers:
-    """The registers after the code has run with these operands, the first of which has this number."""
-    registers: Registers = {f"${first + number}": value for number, value in enumerate(operands)}
+def executed(text: str, operands: Sequence[int], first: int = 4, known: Registers | None = None) -> Registers:
+    """The registers after the code has run with these operands, the first of which has this number.
+
+    `known`: values of other registers.
+    """
+    registers = {f"${first + number}": value for number, value in enumerate(operands)} | (known or {})
     text = re.sub(r"mov\.b32 \{.*?\}, \w+;", "", text)  # a word apart into its halves
     for line in text.replace("{", "").replace("}", "").split(";"):
         if line.strip() and not line.strip().startswith(".reg"):
@@ -87,6 +90,9 @@ def multiplied_and_added(dtype: np.dtype[Any]) -> Callable[..., int]:
 
 INSTRUCTIONS: dict[str, Callable[..., int]] = {
     "mov.b32": lambda a: a,
+    "pack.b32": lambda low, high: high << 16 | low,
+    "low.b32": lambda a: a & 0xFFFF,
+    "high.b32": lambda a: a >> 16,
     "and.b32": lambda a, b: a & b,
     "xor.b32": lambda a, b: a ^ b,
     "shr.u32": lambda a, b: a >> b,

@@ -20,7 +20,9 @@ SCRATCH_ALIGNMENT = 128  # bytes, for tensor maps; IREE aligns buffers to 64
 _ENTRY = re.compile(r"\.entry (?P<name>[\w$]+)\((?P<parameters>[^)]*)\)")
 _NEW_VERSION, _VERSION = ".version 8.6\n", ".version 8.4\n"
 _BULK_COPY = re.compile(r"\bcp\.(?:reduce\.)?async\.bulk\.(?!commit_group|wait_group)[\w.:]+")
-_LOAD = "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes"
+_LOAD = re.compile(
+    r"(cp\.async\.bulk\.tensor\.[25]d\.shared::)cta(\.global\.mbarrier::complete_tx::bytes)(?![\w.:])"
+)
 _WRITTEN_MAP = re.compile(r"\btensormap\.cp_fenceproxy\.global\.shared::cta\.\S*\.release\.gpu\.")
 _READ_MAP = re.compile(r"\bfence\.proxy\.tensormap::generic\.acquire\.gpu")
 
@@ -55,11 +57,11 @@ def without_newer_loads(ptx: str, name: str) -> str:
     """
     if ptx.count(_NEW_VERSION) != 1:
         raise BuildError(f"kernel {name} is not in PTX 8.6; another release of Triton than 3.9?")
-    if others := {copy for copy in _BULK_COPY.findall(ptx) if copy != _LOAD}:
+    if others := {copy for copy in _BULK_COPY.findall(ptx) if not _LOAD.fullmatch(copy)}:
         raise BuildError(f"kernel {name} has bulk copies that PTX 8.4 may lack: {', '.join(sorted(others))}")
     if len(_WRITTEN_MAP.findall(ptx)) != len(_READ_MAP.findall(ptx)):
         raise BuildError(f"kernel {name} reads a tensor map without a fence after it was written")
-    return ptx.replace(_NEW_VERSION, _VERSION).replace(_LOAD, _LOAD.replace("::cta.", "::cluster."))
+    return _LOAD.sub(r"\1cluster\2", ptx.replace(_NEW_VERSION, _VERSION))
 
 
 def _with_scratch(body: str, replaced: str, given: str, name: str) -> str:

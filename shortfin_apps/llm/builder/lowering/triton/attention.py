@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from shortfin_apps.llm.builder.graph.batch import Batch
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
@@ -45,9 +46,12 @@ class TritonAttention:
         The kernel writes the rotated k, and v, to the batch's cache. `weight`, `bias` and `head_norm` are
         names of weights.
         """
-        layout, operands = self._operands.of(e, given, weight)
         shape = self._weights.shape(weight)
-        kernel = self._matmuls.project_qkv(operation.block, shape, batch.tokens, batch.slab, layout)
+        make = partial(self._matmuls.project_qkv, operation.block, shape, batch.tokens, batch.slab)
+        absent = {
+            name for name, given_name in (("bias", bias), ("head_norm", head_norm)) if given_name is None
+        }
+        kernel, operands = self._operands.of(e, given, weight, make, absent)
         operands |= {
             "layer": batch.place_of(operation.layer),
             "bias": None if bias is None else self._weights.load_one(e, bias),

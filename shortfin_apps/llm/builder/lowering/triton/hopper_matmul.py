@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Tensor
-from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
-from shortfin_apps.llm.builder.kernels.ahead_of_time.ptx import SCRATCH, SCRATCH_ALIGNMENT
-from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.kernels.triton import hopper_matmul, linear, qkv
+from shortfin_apps.llm.builder.lowering.triton.loads_by_tma import (
+    PROGRAMS,
+    is_plain,
+    shape_of,
+    with_loads_by_tma,
+)
 from shortfin_apps.llm.builder.lowering.triton.tiles import UNKNOWN_TOKENS
 
 ROWS = 128  # of a tile: two groups of warps with 64 each, the rows of one matrix instruction
 _LEAST_TOKENS = 256  # fewer were not measured
-_PROGRAMS = 132  # multiprocessors of an H100 SXM or H200; smaller GPUs run the workgroups one after another
 _MAPS_BYTES = 256  # of a workgroup: the tensor maps of x and w
-_HEAD_DIM = 128  # other heads were not checked on a GPU
 _IN_MULTIPLE = 512  # whole loads of partial sums of squares (SUMMED_AT_ONCE in hopper_product.py)
 _FORMS = {
     linear.linear: hopper_matmul.linear,
@@ -63,8 +63,8 @@ def hopper_tile(kernel: Kernel, tokens: Dim | Tensor | None) -> HopperTile | Non
         return None
 
     def most_columns(tile: HopperTile) -> int:
-        num_tiles = -(-known // ROWS) * (_shape(kernel)[0] // tile.columns)
-        return -(-num_tiles // _PROGRAMS) * tile.columns
+        num_tiles = -(-known // ROWS) * (shape_of(kernel)[0] // tile.columns)
+        return -(-num_tiles // PROGRAMS) * tile.columns
 
     return min(tiles, key=most_columns)  # of equal ones the widest
 
@@ -78,51 +78,18 @@ def _tiles(kernel: Kernel) -> tuple[HopperTile, ...]:
 
 
 def with_tile(kernel: Kernel, tile: HopperTile) -> Kernel:
-    """Return the form for Hopper of a matmul, with a certain tile.
-
-    The kernel writes its tensor maps to a buffer `scratch`, which callers need not read.
-    """
-    function, interface = _FORMS[kernel.function], kernel.interface
-    column_tiles = _shape(kernel)[0] // tile.columns
-    scratch = buffer("i8", _PROGRAMS * _MAPS_BYTES + SCRATCH_ALIGNMENT)
-    interface = replace(interface, writes={**interface.writes, SCRATCH: scratch})
-    constants = {**kernel.constexprs, "ROWS": ROWS, "COLUMNS": tile.columns, "STAGES": tile.stages}
-    return Kernel(
-        name=re.sub(r"_\d+x\d+x\d+(?=_|$)", f"_hopper_{ROWS}x{tile.columns}", kernel.name),
-        function=function,
-        interface=interface,
-        constexprs=_constants_of(function.arg_names, interface, constants),
-        grid=[Tiles("tokens", ROWS, times=column_tiles, most=_PROGRAMS)],
-        tuning=Tuning(num_waves=4, num_stages=tile.stages),
+    """Return the form for Hopper of a matmul, with a certain tile."""
+    sizes = {"ROWS": ROWS, "COLUMNS": tile.columns, "STAGES": tile.stages}
+    return with_loads_by_tma(
+        kernel, _FORMS[kernel.function], sizes, ROWS, tile.columns, tile.stages, _MAPS_BYTES
     )
-
-
-def _constants_of(
-    names: list[str], interface: Interface, constants: Mapping[str, Constexpr]
-) -> dict[str, Constexpr]:
-    given = {*interface.buffers, *interface.constants}
-    return {name: constants[name] for name in names if name not in given}
 
 
 def takes(kernel: Kernel, tile: HopperTile) -> bool:
     """Whether the form for Hopper computes all that `kernel` does, in whole tiles."""
     if not _tiles(kernel):
         return False
-    buffers, constants = kernel.interface.buffers, kernel.constexprs
-    out_features, in_features = _shape(kernel)
+    out_features, in_features = shape_of(kernel)
     if out_features % tile.columns or in_features % _IN_MULTIPLE:
         return False
-    if kernel.function is linear.gated_linear:
-        return constants["ACTIVATION"] == "silu"
-    if kernel.function is linear.linear:
-        return True
-    is_plain = not {"bias", "head_norm"} & buffers.keys() and buffers["cache"].dtype == "bf16"
-    return is_plain and constants["HEAD_DIM"] == _HEAD_DIM
-
-
-def _shape(kernel: Kernel) -> tuple[int, int]:
-    """Return the shape of a matmul's weight."""
-    out_features, in_features = kernel.interface.reads["w"].shape
-    assert isinstance(out_features, int)
-    assert isinstance(in_features, int)
-    return out_features, in_features
+    return is_plain(kernel)

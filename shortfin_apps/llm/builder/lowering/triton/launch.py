@@ -9,6 +9,7 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.lowering.dispatch import dispatch, size_of
 from shortfin_apps.llm.builder.lowering.lowering import RenderedKernels
 from shortfin_apps.llm.builder.lowering.triton.byte_attention import byte_form
+from shortfin_apps.llm.builder.lowering.triton.hopper_block_matmul import block_form
 from shortfin_apps.llm.builder.lowering.triton.hopper_matmul import hopper_form
 from shortfin_apps.llm.builder.target import Target
 
@@ -22,6 +23,11 @@ class Launcher:
         self._target = target
         self._rendered = rendered
 
+    @property
+    def is_hopper(self) -> bool:
+        """Whether kernels may have their forms for Hopper."""
+        return self._target.cpu.startswith("sm_90")
+
     def launch(self, e: Emitter, kernel: Kernel, operands: Operands) -> dict[str, Tensor]:
         """Emit a dispatch of `kernel`; return the buffers that the kernel writes, by name.
 
@@ -30,8 +36,9 @@ class Launcher:
         absent = {name for name, operand in operands.items() if operand is None}
         given = {name: operand for name, operand in operands.items() if operand is not None}
         kernel = kernel.without(absent)
-        if self._target.cpu.startswith("sm_90"):
-            kernel = byte_form(hopper_form(kernel, given.get("tokens")), given.get("rows"))
+        if self.is_hopper:
+            tokens = given.get("tokens")
+            kernel = byte_form(block_form(hopper_form(kernel, tokens), tokens), given.get("rows"))
         name = self._rendered.compile(kernel, self._target)
         workload = [size_of(given[name]) for name in kernel.workload]
         return dispatch(e, name, kernel.interface, workload, given)

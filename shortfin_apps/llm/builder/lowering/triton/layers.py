@@ -9,6 +9,7 @@ kernels/triton/__init__.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise, takewhile
 
 from shortfin_apps.llm.builder.graph.batch import Batch
@@ -197,8 +198,9 @@ class TritonLayers:
         self, e: Emitter, x: Tensor | Activations, weight: str, activation: Activation
     ) -> Tensor:
         given = _activations(x)
-        layout, operands = self._operands.of(e, given, weight)
-        kernel = self._matmuls.gated_linear(activation, self._weights.shape(weight), given.x.shape[0], layout)
+        shape, tokens = self._weights.shape(weight), given.x.shape[0]
+        make = partial(self._matmuls.gated_linear, activation, shape, tokens)
+        kernel, operands = self._operands.of(e, given, weight, make)
         return self._launcher.launch(e, kernel, operands)["y"]
 
     def _add_normed(
@@ -287,8 +289,8 @@ class TritonLayers:
         The product is written to `memory["y"]`, if given.
         """
         given = _activations(x)
-        layout, operands = self._operands.of(e, given, weight)
-        kernel = self._matmuls.linear(self._weights.shape(weight), given.x.shape[0], layout)
+        make = partial(self._matmuls.linear, self._weights.shape(weight), given.x.shape[0])
+        kernel, operands = self._operands.of(e, given, weight, make)
         operands |= {"residual": residual, **self._norm(e, norm), **(memory or {})}
         made = self._launcher.launch(e, kernel, operands)
         return made["y"], _prepared(made)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from shortfin_apps.llm.builder.graph.emitter import Dim, Emitter, Tensor
@@ -11,6 +13,7 @@ from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP
 from shortfin_apps.llm.builder.kernels.triton.blocks import widen
 from shortfin_apps.llm.builder.kernels.triton.fp8 import quantise
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
+from shortfin_apps.llm.builder.lowering.triton.hopper_block_matmul import block_tile
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
 from shortfin_apps.llm.builder.lowering.triton.matmul import (
     MATRIX,
@@ -21,7 +24,8 @@ from shortfin_apps.llm.builder.lowering.triton.matmul import (
 )
 from shortfin_apps.llm.builder.weights.layout import BlockRows, Fp8Rows, RowMajor, WeightLayout
 
-# From this number of tokens on, dequantising a weight once is faster than doing so for each tile of tokens.
+# From this number of tokens on, dequantising a weight once is faster than doing so for each tile of tokens,
+# except in the form for Hopper (hopper_block_matmul.py).
 WIDENED_TOKENS = 256
 _QUANTISED_ROWS = 16
 _WIDENED_ROWS, _WIDENED_DEPTH = 32, 256
@@ -49,16 +53,32 @@ class MatmulOperands:
         self._launcher = launcher
 
     def of(
-        self, e: Emitter, given: Activations, weight: str
-    ) -> tuple[WeightLayout, dict[str, Dim | Tensor | None]]:
-        """Return the layout in which the matmul reads the weight, and the operands of the matmul."""
+        self,
+        e: Emitter,
+        given: Activations,
+        weight: str,
+        make: Callable[[WeightLayout], Kernel],
+        absent: AbstractSet[str] = frozenset(),
+    ) -> tuple[Kernel, dict[str, Dim | Tensor | None]]:
+        """Return the kernel of a matmul with the weight, and its operands except those of its epilogue.
+
+        `make` returns the kernel for the layout that it reads the weight in; `absent`: its buffers that the
+        epilogue will not have.
+        """
         layout, tokens = self._weights.layout(weight), given.x.shape[0]
-        stored = load_matrix(e, self._weights, weight)
-        if isinstance(layout, BlockRows) and (isinstance(tokens, str) or tokens >= WIDENED_TOKENS):
+        stored, kernel = load_matrix(e, self._weights, weight), make(layout)
+        absent |= {"in_squares"} if given.squares is None else set()
+        if isinstance(layout, BlockRows) and self._is_widened(kernel.without(absent), tokens):
             stored = self._widened(e, stored, self._weights.shape(weight), layout, given.x)
-            layout = RowMajor(self._act)
+            kernel = make(RowMajor(self._act))
         x = self.activations(e, given.x, weight)
-        return layout, {"tokens": tokens, **x, "in_squares": given.squares, **stored}
+        return kernel, {"tokens": tokens, **x, "in_squares": given.squares, **stored}
+
+    def _is_widened(self, kernel: Kernel, tokens: Dim) -> bool:
+        """Whether a weight in blocks is dequantised before its matmul `kernel`."""
+        if isinstance(tokens, int) and tokens < WIDENED_TOKENS:
+            return False
+        return not self._launcher.is_hopper or block_tile(kernel, tokens) is None
 
     def activations(self, e: Emitter, x: Tensor, weight: str) -> dict[str, Tensor]:
         """Return the operands for the input `x` of a matmul with the weight."""

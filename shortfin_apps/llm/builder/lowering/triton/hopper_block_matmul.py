@@ -1,0 +1,82 @@
+"""The choice of the form for Hopper of a matmul with weights in blocks.
+
+The form is in kernels/triton/hopper_block_matmul.py. It returns the bits of the Triton kernel with PARTS = 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Tensor
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
+from shortfin_apps.llm.builder.kernels.triton import hopper_block_matmul, hopper_blocks, linear, qkv
+from shortfin_apps.llm.builder.lowering.triton.loads_by_tma import is_plain, shape_of, with_loads_by_tma
+from shortfin_apps.llm.builder.lowering.triton.tiles import UNKNOWN_TOKENS
+
+_LEAST_TOKENS = 33  # fewer are added in parts of K (`bf16_blocks` in tiles.py)
+_MOST_TOKENS = 2047  # from 2048 on, widening a weight once is as fast
+_LEAST_TILES = 48  # fewer leave most multiprocessors without one
+_IN_MULTIPLE = hopper_blocks.UNROLLED.value * hopper_blocks.DEPTH.value
+_MAPS_BYTES = 512  # of a workgroup: the tensor maps of x, w, scales and minima
+_FORMS = {
+    linear.linear: hopper_block_matmul.linear,
+    linear.gated_linear: hopper_block_matmul.gated_linear,
+    qkv.project_qkv: hopper_block_matmul.project_qkv,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HopperBlockTile:
+    """A tile of `tokens` by hopper_blocks.TILE rows of the weight; `stages`: loads of K in flight."""
+
+    tokens: int
+    stages: int
+
+
+# The most stages that fit into shared memory, for 4 and for 8 bits.
+_SMALL = {4: HopperBlockTile(64, 6), 8: HopperBlockTile(64, 5)}
+_LARGE = {4: HopperBlockTile(128, 4), 8: HopperBlockTile(128, 4)}
+
+
+def block_form(kernel: Kernel, tokens: Dim | Tensor | None) -> Kernel:
+    """Return the form for Hopper of a matmul of `tokens`; `kernel` itself if that may be faster."""
+    tile = block_tile(kernel, tokens)
+    return kernel if tile is None else with_block_tile(kernel, tile)
+
+
+def block_tile(kernel: Kernel, tokens: Dim | Tensor | None) -> HopperBlockTile | None:
+    """Return the tile of the form for Hopper; None if `kernel` has no such form, or may be faster.
+
+    `tokens` counts as in `hopper_tile`; `kernel` must be without its absent operands.
+    """
+    if isinstance(tokens, (Bounded, Tensor)) or tokens is None or not takes_blocks(kernel):
+        return None
+    known = UNKNOWN_TOKENS if isinstance(tokens, str) else tokens
+    tile = (_SMALL if known <= 64 else _LARGE)[_blocks(kernel)[0]]
+    num_tiles = -(-known // tile.tokens) * (shape_of(kernel)[0] // hopper_blocks.TILE.value)
+    return tile if _LEAST_TOKENS <= known <= _MOST_TOKENS and num_tiles >= _LEAST_TILES else None
+
+
+def with_block_tile(kernel: Kernel, tile: HopperBlockTile) -> Kernel:
+    """Return the form for Hopper of a matmul, with a certain tile."""
+    function, sizes = _FORMS[kernel.function], {"TOKENS": tile.tokens, "STAGES": tile.stages}
+    columns = hopper_blocks.TILE.value
+    return with_loads_by_tma(kernel, function, sizes, tile.tokens, columns, tile.stages, _MAPS_BYTES)
+
+
+def takes_blocks(kernel: Kernel) -> bool:
+    """Whether the form for Hopper computes all that `kernel` does, in whole tiles.
+
+    Terms must be in bf16, and blocks of 4 bits have minima: of the types that have such terms, all do.
+    """
+    if kernel.function not in _FORMS or "scales" not in kernel.interface.reads:
+        return False
+    blocks, (out_features, in_features) = _blocks(kernel), shape_of(kernel)
+    is_whole = out_features % hopper_blocks.TILE.value == in_features % _IN_MULTIPLE == 0
+    return bool(blocks and blocks[4]) and is_whole and is_plain(kernel)
+
+
+def _blocks(kernel: Kernel) -> tuple[int, ...]:
+    """Return the constant BLOCKS of kernels/triton/blocks.py; empty for other weights."""
+    blocks = kernel.constexprs["BLOCKS"]
+    return blocks if isinstance(blocks, tuple) else ()
