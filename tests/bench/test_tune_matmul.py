@@ -62,15 +62,18 @@ def test_a_tile_for_hopper_is_the_built_one_and_timed_with_weights_that_it_takes
         assert [job.tile for job in jobs if not job.is_built] == expected
 
 
-def test_a_tile_for_blocks_on_hopper_is_the_built_one_and_timed_with_weights_that_it_takes() -> None:
+def test_a_tile_for_blocks_on_hopper_is_the_built_one_and_timed_with_weights_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hopper = Target("cuda:sm_90", (), "nvptx", "sm_90", frozenset())
+    monkeypatch.setattr("bench.tune_matmul.resolve_target", lambda device: hopper)
     given = replace(case("gate_up"), weights="q4")
     labels = [tile_label(given.built_tile(hopper, tokens)) for tokens in (32, 64, 128)]
     assert labels == ["32x64x512:4:3:4", "blocks:64:6", "blocks:128:4"]
     tiles = [any_tile_of(label) for label in labels[1:]]
     assert given.kernel(DEVICE, tiles[0]).interface.buffers.keys() > {"x", "w", "scratch"}
     for weights, expected in (("bf16", []), ("q4", tiles)):
-        jobs = _jobs(DEVICE, replace(given, weights=weights), tiles, (48, 256))
+        jobs = _jobs(DEVICE, replace(given, weights=weights), tiles, (256, 2048))
         assert [job.tile for job in jobs if not job.is_built] == expected
 
 
