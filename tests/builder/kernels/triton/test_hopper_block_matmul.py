@@ -17,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.weights.chosen_layout import block_rows
+from shortfin_apps.llm.builder.weights.layout import WeightLayout
 from shortfin_apps.llm.model.weight_blocks import MIDDLE, PAIR, Q4_1, Q8_0, BlockType
-from tests.builder.lowering.triton.test_hopper_matmul import HOPPER, gate_up, linear, qkv
+from tests.builder.lowering.triton.test_hopper_matmul import DOWN, HOPPER, gate_up, linear, qkv
 from tests.matrices import slow_but
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -32,15 +34,20 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 DEPTH = hopper_blocks.DEPTH.value
 Q4_K, Q5_K = BlockType(4, has_minima=True, group=256), BlockType(8, has_minima=True, group=256)
 Q6_K = BlockType(8, 16, group=256)
+
+
+def down(tokens: int, layout: WeightLayout) -> Kernel:
+    return linear(tokens, layout, shape=DOWN)
+
+
 CASES = {
     f"{make.__name__}-{blocks}-{tokens}": (make, blocks, tokens)
-    for make in (qkv, linear, gate_up)
+    for make, tokens in ((qkv, 64), (qkv, 512), (linear, 512), (gate_up, 64), (gate_up, 512), (down, 512))
     for blocks in (Q4_1, Q8_0, Q5_K, Q6_K)
-    for tokens in ((64, 512) if make is gate_up else (512,))
 }
 
 
-@pytest.mark.parametrize("case", slow_but(["gate_up-q4_b32m-64", "linear-q8_b16_g256-512"], CASES))
+@pytest.mark.parametrize("case", slow_but(["gate_up-q4_b32m-64", "down-q8_b16_g256-512"], CASES))
 def test_the_kernel_assembles_as_ptx_8_4(case: str, tmp_path: Path) -> None:
     make, blocks, tokens = CASES[case]
     kernel = block_form(make(tokens, block_rows(blocks, "bf16", HOPPER)), tokens)

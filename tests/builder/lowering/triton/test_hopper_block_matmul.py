@@ -60,6 +60,13 @@ def test_the_form_is_used_where_it_was_faster(
     assert [tokens_per_tile(kernel, tokens) for kernel in kernels] == expected
 
 
+@pytest.mark.parametrize("blocks", TYPES, ids=str)
+def test_k_is_that_of_the_weight_not_of_its_bytes(blocks: BlockType) -> None:
+    """As in Qwen2.5 7B, where K is an odd multiple of a step's."""
+    shape = (8192, 7 * 512)
+    assert tokens_per_tile(linear(512, stored(blocks), shape=shape), 512) == 128
+
+
 REFUSED: Mapping[str, Kernel] = {
     "rows that do not fill tiles": linear(512, Q4, shape=(8192 + 64, 4096)),
     "K that steps do not fill": linear(512, Q4, shape=(8192, 4096 + 256)),

@@ -62,8 +62,8 @@ def is_plain(kernel: Kernel) -> bool:
 
 
 def shape_of(kernel: Kernel) -> tuple[int, int]:
-    """Return the shape of a matmul's weight."""
-    out_features, in_features = kernel.interface.reads["w"].shape
+    """Return the output and input features of a matmul."""
+    out_features, in_features = kernel.interface.reads["w"].shape[0], kernel.constexprs["IN"]
     assert isinstance(out_features, int)
     assert isinstance(in_features, int)
     return out_features, in_features
