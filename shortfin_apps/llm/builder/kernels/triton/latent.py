@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from shortfin_apps.llm.builder.kernels.triton.cached_bytes import SCALE_BYTES, quantised_row, scales_of
+from shortfin_apps.llm.builder.kernels.triton.qkv import rotated
 
 
 @triton.jit
@@ -73,8 +74,7 @@ def store_latent(
     q_at = q + (token * HEADS + head)[:, None] * (RANK + ROTATED)
     tl.store(q_at + dim[None, :], (latents * SCALE).to(q.dtype.element_ty), mask=in_rank)
     q_at += RANK + angle[None, :]
-    turned_low = low * cosine[None, :] - high * sine[None, :]
-    turned_high = high * cosine[None, :] + low * sine[None, :]
+    turned_low, turned_high = rotated(low, high, cosine[None, :], sine[None, :])
     tl.store(q_at, (turned_low * SCALE).to(q.dtype.element_ty), mask=in_half)
     tl.store(q_at + HALF, (turned_high * SCALE).to(q.dtype.element_ty), mask=in_half)
 
@@ -85,8 +85,7 @@ def store_latent(
         latent *= tl.load(norm + dim, mask=dim < RANK, other=0.0)
         low_key = tl.load(key + RANK + angle, mask=angle < HALF, other=0.0)
         high_key = tl.load(key + RANK + HALF + angle, mask=angle < HALF, other=0.0)
-        turned_low_key = low_key * cosine - high_key * sine
-        turned_high_key = high_key * cosine + low_key * sine
+        turned_low_key, turned_high_key = rotated(low_key, high_key, cosine, sine)
         row = tl.load(slots + token) + layer * STRIDE
         if cache.dtype.element_ty == tl.int8:
             latent, turned_low_key, turned_high_key, scale = quantised_row(

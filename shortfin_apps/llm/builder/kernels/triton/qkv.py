@@ -80,8 +80,7 @@ def project_qkv_tile(
     angles = rotary + own[:, None].to(tl.int64) * HEAD_DIM + angle[None, :]
     cosine = tl.load(angles, mask=turns, other=1.0)
     sine = tl.load(angles + HALF, mask=turns, other=0.0)
-    turned_low = low * cosine - high * sine
-    turned_high = high * cosine + low * sine
+    turned_low, turned_high = rotated(low, high, cosine, sine)
 
     q_at = q + own[:, None].to(tl.int64) * (HEADS * HEAD_DIM) + (head * HEAD_DIM + angle)[None, :]
     is_query = inside & (head < HEADS)[None, :]
@@ -99,6 +98,18 @@ def project_qkv_tile(
         tl.store(scale_at, scale, mask=is_cached & (angle == 0)[None, :])
     tl.store(cache_at, turned_low.to(cache.dtype.element_ty), mask=is_cached)
     tl.store(cache_at + HALF, turned_high.to(cache.dtype.element_ty), mask=is_cached)
+
+
+@triton.jit
+def rotated(low, high, cosine, sine):
+    """Rotate pairs of features, `low` and `high`, by angles; all shapes broadcast.
+
+    Multiply-adds are fused explicitly: which products a compiler fuses may differ between kernels, and then a
+    token's bits would depend on the batch that it is in.
+    """
+    low, cosine = tl.broadcast(low, cosine)
+    high, sine = tl.broadcast(high, sine)
+    return tl.fma(low, cosine, -(high * sine)), tl.fma(high, cosine, low * sine)
 
 
 @triton.jit
@@ -185,7 +196,7 @@ def _turned(
     high *= inverse * tl.load(weight_at + HALF, mask=inside, other=0.0)
     cosine = tl.load(rotary + angle, mask=angle < HALF, other=1.0)[None, :]
     sine = tl.load(rotary + angle + HALF, mask=angle < HALF, other=0.0)[None, :]
-    return low * cosine - high * sine, high * cosine + low * sine
+    return rotated(low, high, cosine, sine)
 
 
 @triton.jit
