@@ -48,6 +48,12 @@ def kernels_of(kernels: MatmulKernels, tokens: Dim, layout: WeightLayout | None 
     ]
 
 
+def size_of(kernel: Kernel, name: str) -> int:
+    size = kernel.constexprs[name]
+    assert isinstance(size, int)
+    return size
+
+
 def test_a_grid_covers_all_tokens_and_features() -> None:
     tile = MatmulTile(32, 128, 256, Tuning())
     kernels = MatmulKernels(SPEC, BuildOptions(), lambda *_: tile)
@@ -92,9 +98,7 @@ def test_activations_in_8_bit_floats_are_taken_in_whole_groups() -> None:
     kernels = MatmulKernels(SPEC, BuildOptions(), tiles_of(resolve_target("hip:gfx950")).matmul)
     for tokens in (1, 32, 64, 512):
         for kernel in kernels_of(kernels, tokens, Fp8Rows("f8E4M3FN")):
-            depth = kernel.constexprs["DEPTH"]
-            assert isinstance(depth, int)
-            assert depth % FP8_GROUP == 0
+            assert size_of(kernel, "DEPTH") % FP8_GROUP == 0
 
 
 @pytest.mark.parametrize("layout", [None, BlockRows(Q4_1), Fp8Rows("f8E4M3FN")])
@@ -104,9 +108,7 @@ def test_a_tile_has_whole_heads_where_they_have_a_norm(layout: WeightLayout | No
     kernels = MatmulKernels(spec, BuildOptions(), tiles_of(resolve_target("hip:gfx950")).matmul)
     for tokens in (1, 32, 64, 512):
         kernel = kernels.project_qkv(spec.attention, (15 * head_dim, 576), tokens, SLAB, layout)
-        columns, head_columns = (kernel.constexprs[name] for name in ("COLUMNS", "HEAD_COLUMNS"))
-        assert isinstance(columns, int)
-        assert isinstance(head_columns, int)
+        columns, head_columns = size_of(kernel, "COLUMNS"), size_of(kernel, "HEAD_COLUMNS")
         assert head_dim <= head_columns < 2 * head_dim
         assert columns % head_columns == 0
         assert kernel.grid[1] == -(-15 * head_columns // columns)
@@ -114,13 +116,31 @@ def test_a_tile_has_whole_heads_where_they_have_a_norm(layout: WeightLayout | No
 
 @pytest.mark.parametrize("target", [GFX942, HOPPER], ids=["gfx942", "sm_90"])
 @pytest.mark.parametrize("head_dim", [128, 256])
-def test_one_name_is_one_kernel_where_tiles_are_widened(target: Target, head_dim: int) -> None:
+@pytest.mark.parametrize("layout", [None, BlockRows(Q4_1), BlockRows(Q4_1, terms_in_bf16=True)])
+def test_one_name_is_one_kernel_where_tiles_are_widened(
+    target: Target, head_dim: int, layout: BlockRows | None
+) -> None:
     spec = changed(SPEC, {"head_dim": head_dim, "qk_norm": True})
     kernels = MatmulKernels(spec, BuildOptions(), tiles_of(target).matmul)
     by_name: dict[str, Kernel] = {}
     for tokens in (1, 16, 32, 64, 128, 512, "tokens"):
-        kernel = kernels.project_qkv(spec.attention, (15 * head_dim, 576), tokens, SLAB)
+        kernel = kernels.project_qkv(spec.attention, (15 * head_dim, 576), tokens, SLAB, layout)
         assert by_name.setdefault(kernel.name, kernel) == kernel
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_the_sums_of_a_widened_tile_fit_in_registers_with_weights_in_blocks(head_dim: int) -> None:
+    """A thread has 128 of them, or 64 if each wave has a part of K; limits are of tiles as they were."""
+    spec = changed(SPEC, {"head_dim": head_dim, "qk_norm": True})
+    kernels = MatmulKernels(spec, BuildOptions(), tiles_of(HOPPER).matmul)
+    for tokens in (1, 16, 32, 64, 128, 512):
+        layout = BlockRows(Q4_1, terms_in_bf16=True)
+        kernel = kernels.project_qkv(spec.attention, (15 * head_dim, 576), tokens, SLAB, layout)
+        rows, columns, parts = (size_of(kernel, name) for name in ("ROWS", "COLUMNS", "PARTS"))
+        sums = rows * columns // (32 if parts > 1 else 32 * kernel.tuning.num_waves)
+        assert sums <= (64 if parts > 1 else 128)
+        assert kernel.tuning.max_registers is None
+        assert kernel.grid[0] == Tiles("tokens", rows)
 
 
 @pytest.mark.slow

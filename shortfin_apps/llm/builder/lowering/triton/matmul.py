@@ -124,7 +124,9 @@ class MatmulKernels:
         if isinstance(layout, Fp8Rows):  # the tile's depth must stay the size of a group with one scale
             return replace(tile, columns=max(tile.columns, least_columns))
         wide = tile.with_columns(least_columns)
-        if wide.parts == 1 or isinstance(layout, BlockRows):
+        if isinstance(layout, BlockRows):
+            return wide.for_wide_blocks() if wide.columns > tile.columns else wide
+        if wide.parts == 1:
             return wide
         return wide.with_stages(wide.tuning.num_stages, self._loaded_bytes)  # parts of K need depth
 

@@ -19,6 +19,9 @@ _ANY = sys.maxsize
 _LEAST_PART_BYTES = 2 * PART_DEPTH  # in 16 bits
 LOADED_BYTES = 160 << 10  # of shared memory, of which a multiprocessor of Hopper has 228 KiB
 _LEAST_DEPTH_BYTES = 64  # one block of 32 weights in 16 bits; no matrix instruction reads more of K
+_BLOCK_SUMS = 64 * 256  # of a tile; with weights in blocks, more do not fit in registers
+_PART_SUMS = 16 * 128  # and of a wave, if each has a part of K
+_LEAST_ROWS = 8  # of a matrix instruction
 UNKNOWN_TOKENS = 512  # the assumption if the number of tokens is unknown at compile time
 
 
@@ -64,6 +67,12 @@ class MatmulTile:
         """Return the tile for weights in blocks, whose dequantisation needs registers."""
         columns = self.columns if self.rows < 128 else min(self.columns, 128)
         return replace(self, columns=columns, early=self.early and self.rows <= 16)
+
+    def for_wide_blocks(self) -> MatmulTile:
+        """Return a tile that got more columns, with weights in blocks, whose sums fit in registers."""
+        most_rows = max(_LEAST_ROWS, (_BLOCK_SUMS if self.parts == 1 else _PART_SUMS) // self.columns)
+        tuning = replace(self.tuning, max_registers=None)  # the limit was for fewer columns
+        return replace(self, rows=min(self.rows, most_rows), tuning=tuning)
 
     def for_fp8(self) -> MatmulTile:
         """Return the tile for 8-bit floats, where the kernel keeps a second tile of sums in registers."""
