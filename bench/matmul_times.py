@@ -39,6 +39,7 @@ FP8_GROUP = 128  # activations per scale
 GROUP = 16  # features per partial sum of squares
 
 Entry = Mapping[str, Any]  # of kernels.json
+_STORED = {"bf16": np.uint16, "i8": np.int8}  # a dtype's bits
 _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i64": 8, "i8": 1, "f8E4M3FN": 1}
 
 
@@ -299,8 +300,13 @@ class _Operands:
             keys = at // stride * 2 * stride + at % stride
             at = np.stack([keys, keys + stride], axis=1)
         data = self._cuda.download(self._memory[name], (int(at.max()) + 1) * features * _BYTES[dtype])
-        raw = np.frombuffer(data, np.uint16 if dtype == "bf16" else np.float32).reshape(-1, features)[at]
-        return (from_bf16(raw) if dtype == "bf16" else raw).reshape(len(rows), -1)
+        raw = np.frombuffer(data, _STORED.get(dtype, np.float32)).reshape(-1, features)[at]
+        match dtype:
+            case "bf16":
+                raw = from_bf16(raw)
+            case "i8":
+                raw = _from_bytes(raw, *self._entry["heads"][1:])
+        return raw.reshape(len(rows), -1)
 
     def free(self) -> None:
         for address in {*self._memory.values(), *self._weights}:
@@ -323,6 +329,8 @@ def _inputs(entry: Entry, tokens: int) -> dict[str, F32]:
         "in_squares": rng.uniform(8, 24, (tokens, in_features // GROUP)).astype(np.float32),
         "residual": rng.standard_normal((tokens, out_features), np.float32),
         "norm": rng.uniform(0.5, 1.5, out_features).astype(np.float32),
+        "bias": rng.standard_normal(out_features, np.float32),
+        "head_norm": rng.uniform(0.5, 1.5, 2 * entry["heads"][2]).astype(np.float32),
     }
     angles = rng.uniform(-3, 3, (tokens, entry["heads"][2] // 2))
     inputs["rotary"] = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
@@ -426,9 +434,15 @@ def _expected(entry: Entry, inputs: Mapping[str, F32], rows: Sequence[int]) -> d
     match entry["kind"]:
         case "gated_linear":
             gate, up = np.split(product, 2, axis=1)
-            return {"y": gate / (1 + np.exp(-gate)) * up}
+            inner = gate
+            if entry["activation"] == "gelu":  # in its approximation with tanh
+                inner = 2 * (2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+            return {"y": gate / (1 + np.exp(-inner)) * up}
         case "project_qkv":
-            return _rotated(entry, product, inputs["rotary"][rows])
+            norm = inputs["head_norm"] if "head_norm" in buffers else None
+            if "bias" in buffers:
+                product += inputs["bias"]
+            return _rotated(entry, product, norm, inputs["rotary"][rows])
     if "residual" not in buffers:
         return {"y": product}
     y = product + inputs["residual"][rows]
@@ -436,15 +450,28 @@ def _expected(entry: Entry, inputs: Mapping[str, F32], rows: Sequence[int]) -> d
     return {"y": y, "scaled": y * inputs["norm"], "squares": squares}
 
 
-def _rotated(entry: Entry, qkv: F32, rotary: F32) -> dict[str, F32]:
+def _rotated(entry: Entry, qkv: F32, norm: F32 | None, rotary: F32) -> dict[str, F32]:
     num_q, num_kv, head_dim = entry["heads"]
     heads = qkv.reshape(len(qkv), -1, head_dim)
+    if norm is not None:
+        normed = heads / np.sqrt((heads * heads).mean(axis=2, keepdims=True) + entry["eps"])
+        normed[:, :num_q] *= norm[:head_dim]
+        normed[:, num_q:] *= norm[head_dim:]
+        heads = np.concatenate([normed[:, : num_q + num_kv], heads[:, num_q + num_kv :]], axis=1)
     low, high = np.split(heads, 2, axis=2)
     cosine, sine = rotary[:, None, 0], rotary[:, None, 1]
     turned = np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=2)
     q, k = turned[:, :num_q], turned[:, num_q : num_q + num_kv]
     cached = np.concatenate([k, heads[:, num_q + num_kv :]], axis=1)
     return {"q": q.reshape(len(qkv), -1), "cache": cached.reshape(len(qkv), -1)}
+
+
+def _from_bytes(rows: npt.NDArray[np.int8], num_heads: int, head_dim: int) -> F32:
+    """Decode cache rows in bytes: the elements of all heads, then an f32 scale for each, then padding."""
+    end = num_heads * head_dim
+    scales = np.ascontiguousarray(rows[..., end : end + 4 * num_heads]).view(np.float32)
+    values: F32 = rows[..., :end].astype(np.float32) * np.repeat(scales, head_dim, axis=-1)
+    return values
 
 
 def _encoded(values: F32, dtype: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Times of the matmul kernels with many tiles, for the shapes of two models, on a GPU that needs no compiler.
+"""Times of the matmul kernels with many tiles, for the shapes of models, on a GPU that needs no compiler.
 
     python -m bench.tune_matmul FOLDER                       # here: compiles, from the repository's root
     python3 FOLDER/matmul_times.py --json times.json         # there: checks and times what FOLDER holds
@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from bench.gpu.models import MODELS as GPU_MODELS
 from bench.kernel_folder import fill
@@ -45,14 +45,46 @@ from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.builder.weights.chosen_layout import block_rows
 from shortfin_apps.llm.builder.weights.layout import Fp8Rows, RowMajor, WeightLayout
 from shortfin_apps.llm.contract.gpu_code.chips import Fp8Type
+from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.feed_forward import MLP
-from shortfin_apps.llm.model.spec import BuildOptions
+from shortfin_apps.llm.model.kv_layout import KVType
+from shortfin_apps.llm.model.rope import Rope
+from shortfin_apps.llm.model.spec import BuildOptions, ModelSpec
 from shortfin_apps.llm.model.weight_blocks import Q4_1, Q8_0, BlockType
+
+_ROPE = Rope(theta=1e6)
+
+
+def _shaped(hidden_size: int, attention: Attention, mlp: MLP) -> ModelSpec:
+    """Return a model with one layer of a published model's shapes."""
+    return replace(GPU_MODELS["llama-3.1-8b"].spec, hidden_size=hidden_size, layers=((attention, mlp),))
+
 
 # One layer each, so that the cache is as small as possible.
 MODELS = {
     short: replace(GPU_MODELS[name].spec, layers=GPU_MODELS[name].spec.layers[:1])
     for short, name in (("8b", "llama-3.1-8b"), ("135m", "smollm2-135m"))
+} | {
+    "qwen2.5-7b": _shaped(
+        3584,
+        Attention(heads=28, kv_heads=4, head_dim=128, rope=_ROPE, bias=True),
+        MLP(features=18944),
+    ),
+    "qwen3-8b": _shaped(
+        4096,
+        Attention(heads=32, kv_heads=8, head_dim=128, rope=_ROPE, qk_norm=True),
+        MLP(features=12288),
+    ),
+    "gemma-3-4b": _shaped(
+        2560,
+        Attention(heads=8, kv_heads=4, head_dim=256, rope=_ROPE, qk_norm=True),
+        MLP(features=10240, activation="gelu"),
+    ),
+    "gpt-oss-20b": _shaped(
+        2880,
+        Attention(heads=64, kv_heads=8, head_dim=64, rope=_ROPE, bias=True),
+        MLP(features=2880),  # its experts have kernels of their own
+    ),
 }
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
 WEIGHTS: dict[str, BlockType | Fp8Type | None] = {
@@ -71,7 +103,10 @@ Tile = MatmulTile | HopperTile | HopperBlockTile
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model's matmul: its method of MatmulKernels, its weight's shape, and absent operands."""
+    """A model's matmul: its method of MatmulKernels, its weight's shape, and absent operands.
+
+    `kv`: the type of the cache.
+    """
 
     model: str
     name: str
@@ -79,6 +114,7 @@ class Case:
     shape: tuple[int, int]
     absent: frozenset[str] = frozenset()
     weights: str = "bf16"
+    kv: KVType = "bf16"
 
     def layout(self, device: str) -> WeightLayout:
         match WEIGHTS[self.weights]:
@@ -94,10 +130,13 @@ class Case:
             return with_tile(self.kernel(device, _ANY_TILE), tile)
         if isinstance(tile, HopperBlockTile):
             return with_block_tile(self.kernel(device, _ANY_TILE), tile)
-        spec, options = MODELS[self.model], BuildOptions(device=device)
+        spec, options = MODELS[self.model], BuildOptions(device=device, kv=self.kv)
         kernels = MatmulKernels(spec, options, lambda *_: tile)
         slab = [whole_slab(spec, options)] if self.kind == "project_qkv" else []
-        by_kind: dict[str, list[Any]] = {"project_qkv": [spec.attention], "gated_linear": ["silu"]}
+        by_kind: dict[str, list[Any]] = {
+            "project_qkv": [spec.attention],
+            "gated_linear": [spec.blocks_of(MLP)[0].activation],
+        }
         first = by_kind.get(self.kind, [])
         made: Kernel = getattr(kernels, self.kind)(*first, self.shape, "tokens", *slab, self.layout(device))
         return made.without(self.absent)
@@ -128,7 +167,9 @@ class Job:
 def main() -> None:
     args = _parse()
     cases = [
-        replace(case, weights=args.weights) for case in _cases(args.model) if re.search(args.only, case.name)
+        replace(case, weights=args.weights, kv=args.kv)
+        for case in _cases(args.model)
+        if re.search(args.only, case.name)
     ]
     jobs = [job for case in cases for job in _jobs(args.device, case, args.tile, args.tokens)]
     fill(args.folder, "matmul_times.py", jobs, _compile, args.jobs)
@@ -143,6 +184,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
     parser.add_argument("--only", default="", metavar="PATTERN", help="matmuls by name: qkv, o, gate_up, ...")
     parser.add_argument("--weights", choices=list(WEIGHTS), default="bf16")
+    parser.add_argument("--kv", choices=get_args(KVType), default="bf16", help="the type of the cache")
     parser.add_argument("--tokens", type=_numbers, default=TOKENS, metavar="N,N,...")
     parser.add_argument(
         "--tile",
@@ -181,13 +223,9 @@ def _cases(models: Sequence[str] | None) -> Iterator[Case]:
     for model in models or MODELS:
         spec = MODELS[model]
         hidden, heads = spec.hidden_size, spec.attention.q_features
-        yield Case(
-            model,
-            "qkv",
-            "project_qkv",
-            (spec.attention.qkv_features, hidden),
-            frozenset({"bias", "head_norm"}),
-        )
+        given = {"bias": spec.attention.bias, "head_norm": spec.attention.qk_norm}
+        absent = frozenset(name for name, is_given in given.items() if not is_given)
+        yield Case(model, "qkv", "project_qkv", (spec.attention.qkv_features, hidden), absent)
         yield Case(model, "o", "linear", (hidden, heads), frozenset({"in_squares"}))
         yield Case(model, "gate_up", "gated_linear", (2 * spec.blocks_of(MLP)[0].features, hidden))
         yield Case(
@@ -263,6 +301,7 @@ def _entry(device: str, case: Case, tile: Tile, kernel: Kernel, code: CodeObject
         "weights": case.weights,
         "blocks": block_constants(case.layout(device)),
         "eps": spec.rms_norm_eps,
+        "activation": spec.blocks_of(MLP)[0].activation,
         "heads": [spec.attention.heads, spec.attention.kv_heads, spec.attention.head_dim],
         "stride": BuildOptions().block_seq_stride,
         "tile": tile_label(tile),

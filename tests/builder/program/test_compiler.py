@@ -152,15 +152,17 @@ def test_integer_arithmetic_is_for_cpus(tmp_path: Path) -> None:
 @pytest.mark.skipif(compiler_release() == OF_SHORTFIN, reason="needs the newest IREE, as sm_90 does")
 def test_a_program_for_hopper_has_matmuls_that_load_by_tma(tmp_path: Path) -> None:
     spec = changed(
-        ONE_LAYER, {"hidden_size": 512, "heads": 4, "kv_heads": 2, "head_dim": 128, "features": 1024}
+        ONE_LAYER, {"hidden_size": 2048, "heads": 16, "kv_heads": 4, "head_dim": 128, "features": 4096}
     )
     options = BuildOptions(
         device="cuda:sm_90", prefill_batch_sizes=(1,), decode_batch_sizes=(1,), extend_sizes=(256,)
     )
     compile_model(spec, options, tmp_path / "model.vmfb", tmp_path)
     program = (tmp_path / "model.vmfb").read_bytes()
-    for name in (b"project_qkv_1024x512", b"linear_512x512", b"gated_linear_2048x512", b"linear_512x1024"):
-        assert name + b"_hopper_128x128" in program
+    for name in (b"project_qkv_3072x2048_hopper_128x128", b"gated_linear_8192x2048_hopper_128x128"):
+        assert name in program
+    for name in (b"linear_2048x2048_hopper_128x64", b"linear_2048x4096_hopper_128x64"):
+        assert name in program
 
 
 def test_refuses_sizes_that_the_kernels_do_not_take(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import re
 import subprocess
 from pathlib import Path
 
+from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
+from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
+
 
 def spilled_bytes(text: str, folder: Path) -> set[int]:
     """The numbers of bytes that the assembler reports as spilled: only 0 if all fits into registers."""
@@ -48,3 +51,26 @@ def _run(program: str, arguments: list[str]) -> str:
     path = Path(triton.__file__).parent / "backends/nvidia/bin" / program
     run = subprocess.run([str(path), *arguments], capture_output=True, text=True, check=True)
     return run.stdout + run.stderr
+
+
+def text_with_loads_by_tma(kernel: Kernel, maps: int) -> str:
+    """Compile a matmul for Hopper; return its PTX, once it can be launched and has its tensor maps."""
+    code = compile_kernel(kernel, "nvptx", "sm_90")
+    text = code.image.decode()
+    assert ".version 8.4" in text
+    assert code.threads == 384  # two groups that multiply, and one with the loads, of 4 warps each
+    assert code.shared_bytes <= 227 << 10
+    parameters = len(kernel.interface.buffers) + len(kernel.interface.constants)
+    assert text[text.index(".entry") : text.index(")", text.index(".entry"))].count(".param") == parameters
+    _expect_fences(text, maps)
+    return text
+
+
+def _expect_fences(text: str, maps: int) -> None:
+    """Each tensor map is written, and then read by the TMA unit after a fence."""
+    written = [match.start() for match in re.finditer(r"tensormap\.cp_fenceproxy\S*release\.gpu", text)]
+    fences = [match.start() for match in re.finditer(r"fence\.proxy\.tensormap::generic\.acquire\.gpu", text)]
+    assert len(written) == len(fences) == maps
+    places = [place for pair in zip(written, fences, strict=True) for place in pair]
+    assert places == sorted(places)
+    assert places[-1] < text.index("cp.async.bulk.tensor")

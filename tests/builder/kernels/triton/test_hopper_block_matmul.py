@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.weights.chosen_layout import block_rows
 from shortfin_apps.llm.builder.weights.layout import WeightLayout
@@ -27,7 +26,7 @@ from tests.matrices import slow_but
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.kernels.triton import hopper_blocks
 from shortfin_apps.llm.builder.lowering.triton.hopper_block_matmul import block_form
-from tests.builder.kernels.triton.assembled import overwritten_operands, spilled_bytes
+from tests.builder.kernels.triton.assembled import overwritten_operands, spilled_bytes, text_with_loads_by_tma
 from tests.builder.kernels.triton.test_ptx import executed
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -40,37 +39,29 @@ def down(tokens: int, layout: WeightLayout) -> Kernel:
     return linear(tokens, layout, shape=DOWN)
 
 
+def qkv_in_bytes(tokens: int, layout: WeightLayout) -> Kernel:
+    return qkv(tokens, layout, absent="", kv="q8_0")
+
+
 CASES = {
     f"{make.__name__}-{blocks}-{tokens}": (make, blocks, tokens)
-    for make, tokens in ((qkv, 64), (qkv, 512), (linear, 512), (gate_up, 64), (gate_up, 512), (down, 512))
+    for make in (qkv, qkv_in_bytes, linear, gate_up, down)
+    for tokens in (64, 512)
+    if tokens == 512 or make not in (linear, down)
     for blocks in (Q4_1, Q8_0, Q5_K, Q6_K)
 }
 
 
-@pytest.mark.parametrize("case", slow_but(["gate_up-q4_b32m-64", "down-q8_b16_g256-512"], CASES))
+@pytest.mark.parametrize(
+    "case", slow_but(["gate_up-q4_b32m-64", "qkv_in_bytes-q4_b32m-64", "down-q8_b16_g256-512"], CASES)
+)
 def test_the_kernel_assembles_as_ptx_8_4(case: str, tmp_path: Path) -> None:
     make, blocks, tokens = CASES[case]
     kernel = block_form(make(tokens, block_rows(blocks, "bf16", HOPPER)), tokens)
-    code = compile_kernel(kernel, "nvptx", "sm_90")
-    text = code.image.decode()
-    assert ".version 8.4" in text
-    expect_fences(text, 4 if blocks.has_minima else 3)
-    assert code.threads == 384  # two groups that multiply, and one with the loads, of 4 warps each
-    assert code.shared_bytes <= 227 << 10
-    parameters = len(kernel.interface.buffers) + len(kernel.interface.constants)
-    assert text[text.index(".entry") : text.index(")", text.index(".entry"))].count(".param") == parameters
-    assert max(spilled_bytes(text, tmp_path)) <= 256  # of epilogues of 128 tokens
+    text = text_with_loads_by_tma(kernel, maps=4 if blocks.has_minima else 3)
+    # Epilogues of 128 tokens spill, once a tile.
+    assert max(spilled_bytes(text, tmp_path)) <= (1280 if make is qkv_in_bytes else 256)
     assert not overwritten_operands(text, tmp_path)
-
-
-def expect_fences(text: str, maps: int) -> None:
-    """Each tensor map is written, and then read by the TMA unit after a fence."""
-    written = [match.start() for match in re.finditer(r"tensormap\.cp_fenceproxy\S*release\.gpu", text)]
-    fences = [match.start() for match in re.finditer(r"fence\.proxy\.tensormap::generic\.acquire\.gpu", text)]
-    assert len(written) == len(fences) == maps
-    places = [place for pair in zip(written, fences, strict=True) for place in pair]
-    assert places == sorted(places)
-    assert places[-1] < text.index("cp.async.bulk.tensor")
 
 
 @pytest.mark.parametrize("blocks", [Q4_1, Q4_K, Q8_0, Q5_K, Q6_K], ids=str)

@@ -43,11 +43,14 @@ def tokens_per_tile(kernel: Kernel, tokens: Dim) -> int | None:
     [
         (32, [None, None, None, None]),
         (64, [64, None, 64, None]),
-        (128, [128, None, 128, None]),
-        (129, [128, 128, 128, 128]),
+        (65, [64, 64, 128, 64]),
+        (128, [64, 64, 128, 64]),
+        (256, [128, 64, 128, 64]),
+        (320, [64, 128, 64, 128]),
+        (512, [64, 128, 128, 128]),
         (2047, [128, 128, 128, 128]),
         (2048, [None, None, None, None]),
-        ("%tokens", [128, 128, 128, 128]),
+        ("%tokens", [64, 128, 128, 128]),
     ],
 )
 @pytest.mark.parametrize("blocks", TYPES, ids=str)
@@ -62,22 +65,18 @@ def test_the_form_is_used_where_it_was_faster(
 
 @pytest.mark.parametrize("blocks", TYPES, ids=str)
 def test_k_is_that_of_the_weight_not_of_its_bytes(blocks: BlockType) -> None:
-    """As in Qwen2.5 7B, where K is an odd multiple of a step's."""
-    shape = (8192, 7 * 512)
-    assert tokens_per_tile(linear(512, stored(blocks), shape=shape), 512) == 128
+    """As in Qwen2.5 7B and Gemma 3 12B, where K is an odd multiple of four and of two steps."""
+    for features in (7 * 512, 15 * 256):
+        assert tokens_per_tile(linear(512, stored(blocks), shape=(8192, features)), 512) == 128
 
 
 REFUSED: Mapping[str, Kernel] = {
     "rows that do not fill tiles": linear(512, Q4, shape=(8192 + 64, 4096)),
-    "K that steps do not fill": linear(512, Q4, shape=(8192, 4096 + 256)),
+    "K that two steps do not fill": linear(512, Q4, shape=(8192, 4096 + 128)),
     "scales in f16": linear(512, BlockRows(Q4_1)),
     "floats of 4 bits": linear(512, stored(MXFP4)),
     "small blocks with minima": linear(512, stored(BlockType(8, 16, has_minima=True, group=256))),
     "weights that are not in blocks": linear(512),
-    "another activation": gate_up(512, Q4, activation="gelu"),
-    "a bias": qkv(512, Q4, absent="head_norm"),
-    "norms of heads": qkv(512, Q4, absent="bias"),
-    "a cache in bytes": qkv(512, Q4, kv="q8_0"),
     "heads of another size": qkv(512, Q4, spec={"heads": 64, "kv_heads": 16, "head_dim": 64}),
 }
 
@@ -95,7 +94,16 @@ def test_few_tokens_stay_with_the_other_kernel(tokens: Dim | None) -> None:
 
 @pytest.mark.parametrize("blocks", TYPES, ids=str)
 def test_the_form_has_the_operands_of_the_other_kernel_and_a_scratch(blocks: BlockType) -> None:
-    for kernel in (qkv(512, stored(blocks)), linear(512, stored(blocks)), gate_up(512, stored(blocks))):
+    layout = stored(blocks)
+    for kernel in (
+        qkv(512, layout),
+        qkv(512, layout, absent="head_norm"),
+        qkv(512, layout, absent="bias"),
+        qkv(512, layout, absent="", kv="q8_0"),
+        linear(512, layout),
+        gate_up(512, layout),
+        gate_up(512, layout, activation="gelu"),
+    ):
         assert hopper_form(kernel, 512) is kernel
         made = block_form(kernel, 512)
         forms = hopper_block_matmul.linear, hopper_block_matmul.gated_linear, hopper_block_matmul.project_qkv
@@ -113,9 +121,10 @@ def test_there_are_as_many_workgroups_as_tiles_or_multiprocessors() -> None:
 
 
 def test_a_weight_is_widened_before_only_where_the_form_does_not_read_it() -> None:
-    """Llama's matmuls read blocks themselves; with norms of heads, the projection's weight is widened."""
-    for normed in (False, True):
-        spec = changed(LLAMA, {"features": 14336, "qk_norm": normed})
+    """Llama's matmuls read blocks themselves; with heads of 256, the projection's weight is widened."""
+    for is_wide in (False, True):
+        heads = {"heads": 16, "kv_heads": 4, "head_dim": 256} if is_wide else {}
+        spec = changed(LLAMA, {"features": 14336, **heads})
         options = BuildOptions(
             device="cuda:sm_90", weights="q4", prefill_batch_sizes=(1,), decode_batch_sizes=(1,)
         )
@@ -124,4 +133,4 @@ def test_a_weight_is_widened_before_only_where_the_form_does_not_read_it() -> No
         launched = re.findall(r"flow\.dispatch @(\w+)::", prefill)
         assert any("linear" in name and "_hopper_128x128" in name for name in launched)
         assert [name for name in launched if name.startswith("widen_") and "6144x4096" not in name] == []
-        assert any(name.startswith("widen_") for name in launched) is normed
+        assert any(name.startswith("widen_") for name in launched) is is_wide

@@ -20,7 +20,12 @@ from tests.builder.specs import changed, page_elements
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.kernels.triton import hopper_matmul
-from shortfin_apps.llm.builder.lowering.triton.hopper_matmul import hopper_form, hopper_tile
+from shortfin_apps.llm.builder.lowering.triton.hopper_matmul import (
+    HopperTile,
+    hopper_form,
+    hopper_tile,
+    takes,
+)
 from shortfin_apps.llm.builder.lowering.triton.matmul import MatmulKernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import tiles_of
 
@@ -72,7 +77,10 @@ def columns(kernel: Kernel, tokens: Dim) -> int | None:
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        (255, [None, None, None, None]),
+        (128, [None, None, None, None]),
+        (129, [128, 64, 256, 64]),
+        (256, [128, 64, 256, 64]),
+        (320, [256, 128, 256, 128]),
         (512, [256, 128, 128, 128]),
         (1000, [128, 256, 256, 256]),
         (2048, [256, 256, 256, 256]),
@@ -84,23 +92,45 @@ def test_tiles_in_bf16_are_the_ones_that_were_fastest(tokens: Dim, expected: lis
     assert [columns(kernel, tokens) for kernel in kernels] == expected
 
 
-@pytest.mark.parametrize("tokens", [256, 512, 2048, "%tokens"])
-def test_tiles_in_8_bit_floats_have_128_columns(tokens: Dim) -> None:
-    kernels = [qkv(tokens, FP8), linear(tokens, FP8), gate_up(tokens, FP8)]
-    assert [columns(kernel, tokens) for kernel in kernels] == [128, 128, 128]
+@pytest.mark.parametrize(
+    ("tokens", "narrow"), [(192, 64), (256, 64), (257, 128), (2048, 128), ("%tokens", 128)]
+)
+def test_tiles_in_8_bit_floats_have_at_most_128_columns(tokens: Dim, narrow: int) -> None:
+    kernels = [qkv(tokens, FP8), gate_up(tokens, FP8), linear(tokens, FP8), linear(tokens, FP8, shape=DOWN)]
+    assert [columns(kernel, tokens) for kernel in kernels] == [128, 128, narrow, narrow]
+
+
+def test_a_tile_has_one_head_or_two() -> None:
+    """As in gpt-oss (heads of 64) and Qwen (128); Gemma's heads of 256 are faster with the other kernel."""
+    sizes = {64: (64, 16), 128: (32, 8), 256: (16, 4)}
+    given = {
+        size: qkv(512, spec={"heads": heads, "kv_heads": kv_heads, "head_dim": size})
+        for size, (heads, kv_heads) in sizes.items()
+    }
+    tiles = [HopperTile(256, 4), HopperTile(128, 6), HopperTile(64, 8)]
+    taken = {size: [tile.columns for tile in tiles if takes(kernel, tile)] for size, kernel in given.items()}
+    assert taken == {64: [128, 64], 128: [256, 128], 256: []}
+
+
+def test_a_small_k_need_not_be_a_multiple_of_a_load_of_partial_sums() -> None:
+    """As in gpt-oss, with 2,880 features."""
+    assert columns(linear(512, shape=(5120, 2880)), 512) == 256
+
+
+def test_narrow_tiles_are_used_only_if_all_are_computed_at_the_same_time() -> None:
+    """Those of gpt-oss' output projection: 45 for each 128 tokens."""
+    assert [columns(linear(tokens, shape=(2880, 4096)), tokens) for tokens in (256, 257)] == [64, None]
 
 
 REFUSED: Mapping[str, Kernel] = {
-    "columns that do not fill tiles": linear(512, shape=(4096 + 64, 4096)),
-    "K that partial sums of squares do not fill": linear(512, shape=(4096, 4096 + 256)),
+    "columns that do not fill tiles": linear(512, shape=(4096 + 32, 4096)),
+    "K that loads do not fill": linear(512, shape=(4096, 4096 + 32)),
+    "K in 8-bit floats that loads do not fill": linear(512, FP8, shape=(4096, 4096 + 64)),
+    "a small K": linear(512, shape=(4096, 1536)),
     "weights in blocks": linear(512, BlockRows(Q4_1)),
     "another type of 8-bit floats": linear(512, Fp8Rows("f8E4M3FNUZ")),
     "floats that were not measured": kernels_of(weights="f16").linear(OUTPUT, 512),
-    "another activation": gate_up(512, activation="gelu"),
-    "a bias": qkv(512, absent="head_norm"),
-    "norms of heads": qkv(512, absent="bias"),
-    "a cache in bytes": qkv(512, kv="q8_0"),
-    "heads of another size": qkv(512, spec={"heads": 64, "kv_heads": 16, "head_dim": 64}),
+    "heads of another size": qkv(512, spec={"heads": 128, "kv_heads": 32, "head_dim": 32}),
 }
 
 
@@ -115,7 +145,19 @@ def test_few_tokens_stay_with_the_other_kernel(tokens: Dim | None) -> None:
     assert hopper_form(kernel, tokens) is kernel
 
 
-@pytest.mark.parametrize("kernel", [qkv(512), linear(512), gate_up(512), linear(512, FP8)])
+FORMED = [
+    qkv(512),
+    qkv(512, absent="head_norm"),
+    qkv(512, absent="bias"),
+    qkv(512, absent="", kv="q8_0"),
+    linear(512),
+    gate_up(512),
+    gate_up(512, activation="gelu"),
+    linear(512, FP8),
+]
+
+
+@pytest.mark.parametrize("kernel", FORMED)
 def test_the_form_has_the_operands_of_the_other_kernel_and_a_scratch(kernel: Kernel) -> None:
     made = hopper_form(kernel, 512)
     assert made.function in (hopper_matmul.linear, hopper_matmul.gated_linear, hopper_matmul.project_qkv)

@@ -205,7 +205,7 @@ def test_all_that_a_layer_may_have_is_launched_and_nothing_else_is_there(
 
 
 def test_entries_of_many_tokens_launch_matmuls_that_load_by_tma_on_hopper() -> None:
-    sizes = {"hidden_size": 512, "heads": 4, "kv_heads": 2, "head_dim": 128, "features": 1024}
+    sizes = {"hidden_size": 2048, "heads": 16, "kv_heads": 4, "head_dim": 128, "features": 2048}
     options = BuildOptions(
         device="cuda:sm_90", prefill_batch_sizes=(1,), decode_batch_sizes=(4,), extend_sizes=(64, 256)
     )

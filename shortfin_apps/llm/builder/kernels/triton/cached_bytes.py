@@ -41,22 +41,22 @@ def quantised_pairs(low, high, inside, HEAD_PAIRS: tl.constexpr):
     ROWS: tl.constexpr = low.shape[0]
     PAIRS: tl.constexpr = low.shape[1]
     HEADS: tl.constexpr = PAIRS // HEAD_PAIRS
-    larger = tl.where(inside, tl.maximum(_magnitude(low), _magnitude(high)), 0)
+    larger = tl.where(inside, tl.maximum(magnitude(low), magnitude(high)), 0)
     largest = tl.max(tl.reshape(larger, (ROWS, HEADS, HEAD_PAIRS)), axis=2)
     of_head = largest.to(tl.float32, bitcast=True) / MOST
     of_pair = tl.broadcast_to(of_head[:, :, None], (ROWS, HEADS, HEAD_PAIRS))
     scale = tl.reshape(of_pair, (ROWS, PAIRS))
-    return _rounded(low / scale), _rounded(high / scale), scale
+    return rounded(low / scale), rounded(high / scale), scale
 
 
 @triton.jit
-def _magnitude(x):
+def magnitude(x):
     """Return the bits of |x|, as i32."""
     return x.to(tl.int32, bitcast=True) & NO_SIGN
 
 
 @triton.jit
-def _rounded(x):
+def rounded(x):
     """Round x, which must be from -127 to 127, to an i8."""
     return (x + TO_INTEGER).to(tl.int32, bitcast=True).to(tl.int8)
 
@@ -67,7 +67,7 @@ def quantised_row(first, low, high, in_first, in_half):
 
     Elements that are not `in_first`, or not `in_half` for `low` and `high`, are ignored.
     """
-    of_first = tl.max(tl.where(in_first, _magnitude(first), 0), axis=0)
-    of_halves = tl.max(tl.where(in_half, tl.maximum(_magnitude(low), _magnitude(high)), 0), axis=0)
+    of_first = tl.max(tl.where(in_first, magnitude(first), 0), axis=0)
+    of_halves = tl.max(tl.where(in_half, tl.maximum(magnitude(low), magnitude(high)), 0), axis=0)
     scale = tl.maximum(of_first, of_halves).to(tl.float32, bitcast=True) / MOST
-    return _rounded(first / scale), _rounded(low / scale), _rounded(high / scale), scale
+    return rounded(first / scale), rounded(low / scale), rounded(high / scale), scale

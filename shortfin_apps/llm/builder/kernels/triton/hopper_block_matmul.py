@@ -2,7 +2,7 @@
 
 They compute what `linear` and `gated_linear` (linear.py) and `project_qkv` (qkv.py) do, with the same
 operands and bits, for blocks with terms in bf16. `scratch` i8 holds the TMA's maps of each workgroup; only
-ahead_of_time/ptx.py reads this operand. TILE must divide the rows of w, and UNROLLED * DEPTH divide IN.
+ahead_of_time/ptx.py reads this operand. TILE must divide the rows of w, and 2 * DEPTH divide IN.
 """
 
 from triton.experimental import gluon
@@ -17,11 +17,15 @@ from shortfin_apps.llm.builder.kernels.triton.hopper_blocks import (
     make_ring,
     pairs_map,
     product_of_half,
-    x_map_of,
 )
-from shortfin_apps.llm.builder.kernels.triton.hopper_product import inverse_rms, tile_at
-from shortfin_apps.llm.builder.kernels.triton.linear import gated
-from shortfin_apps.llm.builder.kernels.triton.product import sums_of_neighbours
+from shortfin_apps.llm.builder.kernels.triton.hopper_epilogues import (
+    make_halves,
+    store_columns,
+    store_gated,
+    store_head,
+    tile_rows,
+)
+from shortfin_apps.llm.builder.kernels.triton.hopper_product import inverse_rms, tensor_map, tile_at
 
 WARPS = gl.constexpr((4, 1))  # of the second group that multiplies, and of the loads
 
@@ -49,7 +53,7 @@ def gated_linear(
     IN: gl.constexpr, OUT: gl.constexpr, EPS: gl.constexpr, GROUP: gl.constexpr, BLOCKS: gl.constexpr,
     TOKENS: gl.constexpr, STAGES: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
-    """Compute y [tokens, OUT] = silu(gate) * up, from x [tokens, IN] and w [2 * OUT, IN], gate before up."""
+    """Compute y [tokens, OUT] = ACTIVATION(gate) * up, from x [tokens, IN] and w [2 * OUT, IN]: gate, up."""
     _multiply(
         x, in_squares, w, scales, minima, tokens, 2 * OUT // TILE, (TILE // 2, 8, OUT, 1),
         IN, EPS, GROUP, BLOCKS, TOKENS, STAGES,
@@ -59,21 +63,21 @@ def gated_linear(
 
 @gluon.jit
 def project_qkv(
-    x, in_squares, w, scales, minima, rotary, slots, cache, q, scratch, tokens, layer,
+    x, in_squares, w, scales, minima, bias, head_norm, rotary, slots, cache, q, scratch, tokens, layer,
     IN: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
     STRIDE: gl.constexpr, ROW: gl.constexpr, EPS: gl.constexpr, GROUP: gl.constexpr, BLOCKS: gl.constexpr,
     TOKENS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Project x [tokens, IN]; write the rotated q [tokens, HEADS * HEAD_DIM], and k and v to `cache`.
 
-    The operands are as in `project_qkv` in qkv.py, without a bias and norms of heads, and with a cache in
-    floats. A tile has one head.
+    The operands are as in `project_qkv` in qkv.py. A tile has one head.
     """
     gl.static_assert(HEAD_DIM == TILE)
+    of_heads = head_norm, rotary, slots, cache, q, layer, HEADS, KV_HEADS, HEAD_DIM, STRIDE, ROW, EPS
     _multiply(
         x, in_squares, w, scales, minima, tokens, HEADS + 2 * KV_HEADS, (TILE, 8, TILE // 2, 1),
         IN, EPS, GROUP, BLOCKS, TOKENS, STAGES,
-        _store_head, (rotary, slots, cache, q, layer, HEADS, KV_HEADS, STRIDE, ROW),
+        _store_head, (bias, make_halves(TOKENS), of_heads),
     )  # fmt: skip
 
 
@@ -85,12 +89,12 @@ def _multiply(
 ):  # fmt: skip
     """Multiply x [tokens, IN] by the transpose of w [TILES * TILE, IN]; STORE writes the tiles.
 
-    PAIRS: see hopper_blocks.py. STORE is called with the results of `product_of_half`, the index of the rows'
-    tile, of the tile of w and of its half, `tokens` and the `operands`.
+    PAIRS: see hopper_blocks.py. STORE is called with the results of `product_of_half`, the first row of x,
+    the index of the tile of w and of its half, how many tiles were before, `tokens` and the `operands`.
     """
     HAS_MINIMA: gl.constexpr = minima is not None
     SIZE: gl.constexpr = BLOCKS[1]
-    x_map = x_map_of(x, tokens, IN, TOKENS)
+    x_map = tensor_map(x, tokens, IN, TOKENS, DEPTH)
     # Two bytes of w at a time, as a thread needs them.
     packed = w.to(gl.pointer_type(gl.int16), bitcast=True)
     w_map = pairs_map(packed, TILES, PAIRS, IN * BLOCKS[0] // 16, DEPTH * BLOCKS[0] // 16)
@@ -127,89 +131,42 @@ def _multiply_half(
         first, second = product_of_half(ring, step, part, IN, HAS_MINIMA, SIZE)
         step += IN // DEPTH
         if in_squares is not None:
-            row = row_tile * TOKENS + gl.arange(0, TOKENS, gl.SliceLayout(1, first.type.layout))
-            inverse = inverse_rms(in_squares, gl.minimum(row, tokens - 1), IN, GROUP, EPS)
+            start, row, _ = tile_rows(row_tile * TOKENS, tokens, first)
+            own = gl.minimum(start.to(gl.int32) + row, tokens - 1)
+            inverse = inverse_rms(in_squares, own, IN, GROUP, EPS)
             first = first * inverse[:, None]
             second = second * inverse[:, None]
-        STORE(first, second, row_tile, column_tile, part, tokens, *operands)
-
-
-@gluon.jit
-def _rows(row_tile, tokens, x):
-    """Return the first row of x's tile, the rows' indices in the tile, and whether a row exists [TOKENS, 1].
-
-    Addresses are those of the tile's first row plus 32-bit offsets: 64-bit ones would not fit in registers.
-    """
-    TOKENS: gl.constexpr = x.shape[0]
-    row = gl.arange(0, TOKENS, gl.SliceLayout(1, x.type.layout))
-    return (row_tile * TOKENS).to(gl.int64), row, (row < tokens - row_tile * TOKENS)[:, None]
+        turn = step // (IN // DEPTH) - 1
+        STORE(first, second, row_tile * TOKENS, column_tile, part, turn, tokens, *operands)
 
 
 @gluon.jit
 def _store_linear(
-    even, odd, row_tile, column_tile, part: gl.constexpr, tokens, residual, norm, y, scaled, squares,
+    even, odd, first_row, column_tile, part: gl.constexpr, turn, tokens, residual, norm, y, scaled, squares,
     OUT: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Write a tile's columns of y, and with `norm` what `store_scaled` (product.py) writes."""
-    TOKENS: gl.constexpr = even.shape[0]
-    sums = gl.reshape(gl.join(even, odd), (TOKENS, HALF))
-    first_row, row, inside = _rows(row_tile, tokens, sums)
-    first = column_tile * TILE + part * HALF
-    column = gl.arange(0, HALF, gl.SliceLayout(0, sums.type.layout))
-    start = first_row * OUT + first
-    at = row[:, None] * OUT + column[None, :]
-    if residual is not None:
-        sums += gl.load(residual + start + at, mask=inside, other=0.0)
-    gl.store(y + start + at, sums, mask=inside)
-    if norm is not None:
-        weight = gl.load(norm + first + column)
-        gl.store(scaled + start + at, (sums * weight[None, :]).to(scaled.dtype.element_ty), mask=inside)
-        even, odd = gl.split(gl.reshape(sums, (TOKENS, HALF // 2, 2)))
-        of_groups = sums_of_neighbours(gl.fma(even, even, odd * odd), GROUP // 2)
-        first_row, row, inside = _rows(row_tile, tokens, of_groups)
-        group = gl.arange(0, HALF // GROUP, gl.SliceLayout(0, of_groups.type.layout))
-        start = first_row * (OUT // GROUP) + first // GROUP
-        gl.store(squares + start + (row[:, None] * (OUT // GROUP) + group[None, :]), of_groups, mask=inside)
+    """Write a tile's columns of y, and with `norm` of `scaled` and `squares`."""
+    sums = gl.reshape(gl.join(even, odd), (even.shape[0], HALF))
+    column = column_tile * TILE + part * HALF
+    store_columns(sums, first_row, column, tokens, residual, norm, y, scaled, squares, OUT, GROUP)
 
 
 @gluon.jit
 def _store_gated(
-    gate, up, row_tile, column_tile, part: gl.constexpr, tokens, y, OUT: gl.constexpr,
+    gate, up, first_row, column_tile, part: gl.constexpr, turn, tokens, y, OUT: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):  # fmt: skip
-    """Write silu(gate) * up to a tile's columns of y."""
+    """Write a tile's columns of y."""
     COUNT: gl.constexpr = gate.shape[1]
-    first_row, row, inside = _rows(row_tile, tokens, gate)
-    column = gl.arange(0, COUNT, gl.SliceLayout(0, gate.type.layout))
-    start = first_row * OUT + column_tile * (2 * COUNT) + part * COUNT
-    activated = gated(gate, up, ACTIVATION).to(y.dtype.element_ty)
-    gl.store(y + start + (row[:, None] * OUT + column[None, :]), activated, mask=inside)
+    store_gated(gate, up, first_row, column_tile * (2 * COUNT) + part * COUNT, tokens, y, OUT, ACTIVATION)
 
 
 @gluon.jit
-def _store_head(
-    low, high, row_tile, head, part: gl.constexpr, tokens, rotary, slots, cache, q, layer,
-    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, STRIDE: gl.constexpr, ROW: gl.constexpr,
-):  # fmt: skip
-    """Rotate half of a head of q or k, given as halves of features; write it to `q` or `cache`."""
+def _store_head(low, high, first_row, head, part: gl.constexpr, turn, tokens, bias, halves, operands):
+    """Write half of a head; `operands` are the remaining ones of `store_head`."""
     COUNT: gl.constexpr = low.shape[1]
-    first_row, row, inside = _rows(row_tile, tokens, low)
-    own = gl.minimum(first_row.to(gl.int32) + row, tokens - 1)
-    angle = part * COUNT + gl.arange(0, COUNT, gl.SliceLayout(0, low.type.layout))
-    if head < HEADS + KV_HEADS:
-        angles = rotary + own[:, None].to(gl.int64) * TILE + angle[None, :]
-        cosine = gl.load(angles)
-        sine = gl.load(angles + TILE // 2)
-        turned = low * cosine - high * sine
-        high = high * cosine + low * sine
-        low = turned
-    if head < HEADS:
-        at = q + (first_row * HEADS + head) * TILE + (row[:, None] * (HEADS * TILE) + angle[None, :])
-        gl.store(at, low.to(q.dtype.element_ty), mask=inside)
-        gl.store(at + TILE // 2, high.to(q.dtype.element_ty), mask=inside)
-    else:
-        plane = (head - HEADS) // KV_HEADS  # 0 keys, 1 values
-        cache_row = gl.load(slots + own)[:, None] + (layer * 2 + plane) * STRIDE
-        at = cache + cache_row * ROW + ((head - HEADS) % KV_HEADS * TILE + angle)[None, :]
-        gl.store(at, low.to(cache.dtype.element_ty), mask=inside)
-        gl.store(at + TILE // 2, high.to(cache.dtype.element_ty), mask=inside)
+    if bias is not None:
+        first = bias + head * TILE + part * COUNT + gl.arange(0, COUNT, gl.SliceLayout(0, low.type.layout))
+        low += gl.load(first)[None, :]
+        high += gl.load(first + TILE // 2)[None, :]
+    store_head(low, high, first_row, head, part * COUNT, tokens, (halves, part, turn), *operands)

@@ -22,12 +22,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from shortfin_apps.llm.builder.kernels.triton.blocks import PTX_BF16, PTX_BYTES
-from shortfin_apps.llm.builder.kernels.triton.hopper_product import tile_at
+from shortfin_apps.llm.builder.kernels.triton.hopper_product import first_loaded, tile_at
 
 TILE = gl.constexpr(128)  # rows of w
 HALF = gl.constexpr(64)  # rows of w for each group of warps, and of one matrix instruction
 DEPTH = gl.constexpr(128)  # of K per buffer
-UNROLLED = gl.constexpr(4)  # steps of K
+UNROLLED = gl.constexpr(4)  # steps of K, or half as many; of two steps, terms may be in one box
 TERMS = gl.constexpr(8)  # blocks whose scales, or minima, are loaded at once: the 16 bytes of a box at least
 NO_MINIMUM = "0x80008000"  # two of -0.0, which changes no product
 MADE = ("made0", "made1", "made2", "made3")  # registers with a pair of neighbours each
@@ -69,14 +69,6 @@ def make_ring(x_map, w_map, term_map, HAS_MINIMA: gl.constexpr, STAGES: gl.const
 
 
 @gluon.jit
-def x_map_of(x, tokens, IN: gl.constexpr, TOKENS: gl.constexpr):
-    """Make the TMA's description of x [tokens, IN], read in boxes of TOKENS rows and DEPTH of K."""
-    BOX: gl.constexpr = [TOKENS, DEPTH]
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(BOX, x.dtype.element_ty)
-    return tma.make_tensor_descriptor(x, [tokens, IN], [IN, 1], BOX, LAYOUT)
-
-
-@gluon.jit
 def pairs_map(matrix, TILES: gl.constexpr, PAIRS: gl.constexpr, ROW: gl.constexpr, INNER: gl.constexpr):
     """Make the TMA's description of `matrix`, of rows of ROW elements, read in boxes of INNER of a tile."""
     BOX: gl.constexpr = [1, 8, 2, 8, INNER]
@@ -103,6 +95,7 @@ def load_tiles(
     step = 0
     for tile in range(gl.program_id(0), row_tiles * TILES, gl.num_programs(0)):
         row_tile, column_tile = tile_at(tile, row_tiles, TILES)
+        first_row = first_loaded(row_tile * TOKENS, tokens, TOKENS)
         for number in range(IN // DEPTH):
             slot = step % STAGES
             mbarrier.wait(ring.empty.index(slot), (step // STAGES & 1) ^ 1)
@@ -113,7 +106,7 @@ def load_tiles(
             tma.async_load(scale_map, terms, ready, ring.scales.index(slot))
             if HAS_MINIMA:
                 tma.async_load(least_map, terms, ready, ring.minima.index(slot))
-            tma.async_load(x_map, [row_tile * TOKENS, number * DEPTH], ready, ring.xs.index(slot))
+            tma.async_load(x_map, [first_row, number * DEPTH], ready, ring.xs.index(slot))
             step += 1
 
 
@@ -128,12 +121,13 @@ def product_of_half(
     TOKENS: gl.constexpr = ring.xs.shape[1]
     STAGES: gl.constexpr = ring.xs.shape[0]
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
+    STEPS: gl.constexpr = UNROLLED if IN % (UNROLLED * DEPTH) == 0 else UNROLLED // 2
     sums = gl.zeros((HALF, TOKENS), gl.float32, SUMS)
-    for _ in range(IN // (UNROLLED * DEPTH)):
+    for _ in range(IN // (STEPS * DEPTH)):
         # At the end of the loop, no product may run: the assembler keeps an operand's registers until the
         # product has ended, but not over the loop's end.
         running = warpgroup_mma_init(sums)
-        for number in gl.static_range(UNROLLED):
+        for number in gl.static_range(STEPS):
             slot = step % STAGES
             mbarrier.wait(ring.full.index(slot), step // STAGES & 1)
             wide = _widened(ring, slot, part, number, SUMS, HAS_MINIMA, SIZE)

@@ -47,8 +47,8 @@ class Ring:
 
 @gluon.jit
 def make_ring(x_map, w_map, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
-    """Allocate a ring for tiles of `x_map`, and of COLUMNS rows of `w_map`."""
-    ROWS: gl.constexpr = x_map.block_shape[0]
+    """Allocate a ring for two boxes of `x_map`, and COLUMNS rows of `w_map`."""
+    ROWS: gl.constexpr = 2 * x_map.block_shape[0]
     DEPTH: gl.constexpr = x_map.block_shape[1]
     X_LAYOUT: gl.constexpr = x_map.layout
     W_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, DEPTH], w_map.dtype)
@@ -64,17 +64,25 @@ def make_ring(x_map, w_map, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def tensor_map(matrix, rows, IN: gl.constexpr, BOX_ROWS: gl.constexpr):
-    """Make the TMA's description of `matrix` [rows, IN], read in boxes of BOX_ROWS rows and DEPTH_BITS of K.
+def tensor_map(matrix, rows, IN: gl.constexpr, BOX_ROWS: gl.constexpr, DEPTH: gl.constexpr):
+    """Make the TMA's description of `matrix` [rows, IN], read in boxes of BOX_ROWS rows and DEPTH of K.
 
     The workgroup writes it to memory that it alone uses (see scratch in ahead_of_time/ptx.py). As another
     launch had another map there, it then invalidates the TMA unit's copy: the fences are part of
     `make_tensor_descriptor`.
     """
-    DTYPE: gl.constexpr = matrix.dtype.element_ty
-    DEPTH: gl.constexpr = DEPTH_BITS // DTYPE.primitive_bitwidth
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BOX_ROWS, DEPTH], DTYPE)
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BOX_ROWS, DEPTH], matrix.dtype.element_ty)
     return tma.make_tensor_descriptor(matrix, [rows, IN], [IN, 1], [BOX_ROWS, DEPTH], LAYOUT)
+
+
+@gluon.jit
+def first_loaded(first, tokens, COUNT: gl.constexpr):
+    """Return the row from which COUNT rows of x are loaded for the rows from `first` on.
+
+    The last rows are loaded with rows before them if there are any: TMA takes much longer to load rows out of
+    range than others. All are computed; `tile_rows` (hopper_epilogues.py) tells which to store.
+    """
+    return gl.maximum(gl.minimum(first, tokens - COUNT), 0)
 
 
 @gluon.jit
@@ -100,18 +108,24 @@ def load_tiles(
     DEPTH: gl.constexpr = ring.xs.shape[2]
     STAGES: gl.constexpr = ring.xs.shape[0]
     HALF: gl.constexpr = COLUMNS // 2
+    X_HALF: gl.constexpr = ROWS // 2
     W_BOXES: gl.constexpr = 1 if SECOND_HALF is None else 2
+    LOADED_BYTES: gl.constexpr = x_map.nbytes_per_cta * 2 + w_map.nbytes_per_cta * W_BOXES
     row_tiles = gl.cdiv(tokens, ROWS)
     step = 0
     for tile in range(gl.program_id(0), row_tiles * COLUMN_TILES, gl.num_programs(0)):
         row_tile, column_tile = tile_at(tile, row_tiles, COLUMN_TILES)
+        first_row = first_loaded(row_tile * ROWS, tokens, X_HALF)
+        second_row = first_loaded(row_tile * ROWS + X_HALF, tokens, X_HALF)
         for k in range(0, IN, DEPTH):
             slot = step % STAGES
             mbarrier.wait(ring.empty.index(slot), (step // STAGES & 1) ^ 1)
             ready = ring.full.index(slot)
-            mbarrier.expect(ready, x_map.nbytes_per_cta + w_map.nbytes_per_cta * W_BOXES)
-            tma.async_load(x_map, [row_tile * ROWS, k], ready, ring.xs.index(slot))
+            mbarrier.expect(ready, LOADED_BYTES)
+            x_slot = ring.xs.index(slot)
             w_slot = ring.ws.index(slot)
+            tma.async_load(x_map, [first_row, k], ready, x_slot.slice(0, X_HALF))
+            tma.async_load(x_map, [second_row, k], ready, x_slot.slice(X_HALF, X_HALF))
             if SECOND_HALF is None:
                 tma.async_load(w_map, [column_tile * COLUMNS, k], ready, w_slot)
             else:
@@ -123,20 +137,19 @@ def load_tiles(
 
 @gluon.jit
 def product_of_half(
-    ring, step, part, row_tile, tokens, x_scales, in_squares, scales, low_first, high_first,
+    ring, step, part, first_row, tokens, x_scales, in_squares, scales, bias, low_first, high_first,
     IN: gl.constexpr, EPS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Compute `normalised_product` (product.py) of a tile's half `part`; the ring starts with `step`.
+    """Compute `normalised_product` (product.py) of a tile's half `part`, plus any `bias` of the rows of w.
 
-    Returns the columns' first and second half [ROWS / 2, COLUMNS / 2] and the rows' indices [ROWS / 2],
-    which may be out of range. The halves are the rows of w from `low_first` and `high_first` on.
+    Returns the columns' first and second half [ROWS / 2, COLUMNS / 2], of the rows of w from `low_first` and
+    `high_first` on. The rows are those that are loaded for `first_row`; the ring starts with `step`.
     """
-    ROWS: gl.constexpr = ring.xs.shape[1]
     COLUMNS: gl.constexpr = ring.ws.shape[1]
     STEP: gl.constexpr = STEP_BITS // ring.xs.dtype.primitive_bitwidth
-    HALF: gl.constexpr = ROWS // 2
+    HALF: gl.constexpr = ring.xs.shape[1] // 2
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, STEP])
-    row = row_tile * ROWS + part * HALF + gl.arange(0, HALF, gl.SliceLayout(1, SUMS))
+    row = first_loaded(first_row, tokens, HALF) + gl.arange(0, HALF, gl.SliceLayout(1, SUMS))
     own = gl.minimum(row, tokens - 1)
     if x_scales is None:
         sums = float_sums(ring, step, part, SUMS, IN)
@@ -144,9 +157,8 @@ def product_of_half(
         sums = fp8_sums(ring, step, part, x_scales + own.to(gl.int64) * (IN // FP8_GROUP), SUMS, IN)
     low, high = halves(sums, COLUMNS // 2)
     LAYOUT: gl.constexpr = low.type.layout
-    row = gl.convert_layout(row, gl.SliceLayout(1, LAYOUT))
-    own = gl.convert_layout(own, gl.SliceLayout(1, LAYOUT))
     if in_squares is not None:
+        own = gl.convert_layout(own, gl.SliceLayout(1, LAYOUT))
         inverse = inverse_rms(in_squares, own, IN, GROUP, EPS)
     if scales is not None:
         column = gl.arange(0, COLUMNS // 2, gl.SliceLayout(0, LAYOUT))
@@ -155,7 +167,11 @@ def product_of_half(
     if in_squares is not None:
         low = low * inverse[:, None]
         high = high * inverse[:, None]
-    return low, high, row
+    if bias is not None:
+        column = gl.arange(0, COLUMNS // 2, gl.SliceLayout(0, LAYOUT))
+        low += gl.load(bias + low_first + column)[None, :]
+        high += gl.load(bias + high_first + column)[None, :]
+    return low, high
 
 
 @gluon.jit
@@ -213,10 +229,7 @@ def start_product(ring, step, part, sums, IS_FIRST: gl.constexpr):
 
 @gluon.jit
 def inverse_rms(in_squares, row, IN: gl.constexpr, GROUP: gl.constexpr, EPS: gl.constexpr):
-    """Return the 1 / rms of a deferred norm for the rows `row` [ROWS / 2], as in `normalised_product`.
-
-    IN / GROUP must be a multiple of SUMMED_AT_ONCE.
-    """
+    """Return the 1 / rms of a deferred norm for the rows `row` [COUNT], as in `normalised_product`."""
     GROUPS: gl.constexpr = IN // GROUP
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     own = gl.convert_layout(row, gl.SliceLayout(1, LAYOUT))
@@ -224,9 +237,18 @@ def inverse_rms(in_squares, row, IN: gl.constexpr, GROUP: gl.constexpr, EPS: gl.
     at = in_squares + own[:, None].to(gl.int64) * GROUPS + group[None, :]
     parts = gl.zeros((row.shape[0], SUMMED_AT_ONCE), gl.float32, LAYOUT)
     for first in gl.static_range(0, GROUPS, SUMMED_AT_ONCE):
-        parts += gl.load(at + first)
-    sums = gl.reshape(sums_of_neighbours(parts, SUMMED_AT_ONCE), (row.shape[0],))
-    return gl.convert_layout(gl.rsqrt(sums / IN + EPS), row.type.layout)
+        if first + SUMMED_AT_ONCE <= GROUPS:
+            parts += gl.load(at + first)
+        else:
+            parts += gl.load(at + first, mask=(first + group < GROUPS)[None, :], other=0.0)
+    return gl.convert_layout(gl.rsqrt(row_sums(parts) / IN + EPS), row.type.layout)
+
+
+@gluon.jit
+def row_sums(x):
+    """Sum the columns of x [COUNT, COLUMNS], by pairs of neighbours."""
+    sums = gl.reshape(sums_of_neighbours(x, x.shape[1]), (x.shape[0],))
+    return gl.convert_layout(sums, gl.SliceLayout(1, x.type.layout))
 
 
 @gluon.jit

@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.kernels.triton import hopper_block_matmul, hopper_blocks, linear, qkv
-from shortfin_apps.llm.builder.lowering.triton.loads_by_tma import is_plain, shape_of, with_loads_by_tma
+from shortfin_apps.llm.builder.lowering.triton.loads_by_tma import (
+    num_tiles,
+    shape_of,
+    time_of,
+    with_loads_by_tma,
+)
 from shortfin_apps.llm.builder.lowering.triton.tiles import UNKNOWN_TOKENS
 
 _LEAST_TOKENS = 33  # fewer are added in parts of K (`bf16_blocks` in tiles.py)
 _MOST_TOKENS = 2047  # from 2048 on, widening a weight once is as fast
 _LEAST_TILES = 48  # fewer leave most multiprocessors without one
-_IN_MULTIPLE = hopper_blocks.UNROLLED.value * hopper_blocks.DEPTH.value
+_IN_MULTIPLE = 2 * hopper_blocks.DEPTH.value
 _MAPS_BYTES = 512  # of a workgroup: the tensor maps of x, w, scales and minima
 _FORMS = {
     linear.linear: hopper_block_matmul.linear,
@@ -32,10 +37,17 @@ class HopperBlockTile:
     tokens: int
     stages: int
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Tokens, and rows of the weight."""
+        return self.tokens, hopper_blocks.TILE.value
 
-# The most stages that fit into shared memory, for 4 and for 8 bits.
-_SMALL = {4: HopperBlockTile(64, 6), 8: HopperBlockTile(64, 5)}
-_LARGE = {4: HopperBlockTile(128, 4), 8: HopperBlockTile(128, 4)}
+
+# By bits of a weight, largest first, with as many stages as fit into shared memory.
+_TILES = {
+    4: (HopperBlockTile(128, 4), HopperBlockTile(64, 6)),
+    8: (HopperBlockTile(128, 4), HopperBlockTile(64, 5)),
+}
 
 
 def block_form(kernel: Kernel, tokens: Dim | Tensor | None) -> Kernel:
@@ -45,23 +57,22 @@ def block_form(kernel: Kernel, tokens: Dim | Tensor | None) -> Kernel:
 
 
 def block_tile(kernel: Kernel, tokens: Dim | Tensor | None) -> HopperBlockTile | None:
-    """Return the tile of the form for Hopper; None if `kernel` has no such form, or may be faster.
+    """Return the fastest tile of the form for Hopper; None if `kernel` has no such form, or may be faster.
 
     `tokens` counts as in `hopper_tile`; `kernel` must be without its absent operands.
     """
     if isinstance(tokens, (Bounded, Tensor)) or tokens is None or not takes_blocks(kernel):
         return None
     known = UNKNOWN_TOKENS if isinstance(tokens, str) else tokens
-    tile = (_SMALL if known <= 64 else _LARGE)[_blocks(kernel)[0]]
-    num_tiles = -(-known // tile.tokens) * (shape_of(kernel)[0] // hopper_blocks.TILE.value)
-    return tile if _LEAST_TOKENS <= known <= _MOST_TOKENS and num_tiles >= _LEAST_TILES else None
+    fastest = min(_TILES[_blocks(kernel)[0]], key=lambda tile: time_of(kernel, known, tile.sizes))
+    has_tiles = num_tiles(kernel, known, fastest.sizes) >= _LEAST_TILES
+    return fastest if _LEAST_TOKENS <= known <= _MOST_TOKENS and has_tiles else None
 
 
 def with_block_tile(kernel: Kernel, tile: HopperBlockTile) -> Kernel:
     """Return the form for Hopper of a matmul, with a certain tile."""
     function, sizes = _FORMS[kernel.function], {"TOKENS": tile.tokens, "STAGES": tile.stages}
-    columns = hopper_blocks.TILE.value
-    return with_loads_by_tma(kernel, function, sizes, tile.tokens, columns, tile.stages, _MAPS_BYTES)
+    return with_loads_by_tma(kernel, function, sizes, tile.sizes, tile.stages, _MAPS_BYTES)
 
 
 def takes_blocks(kernel: Kernel) -> bool:
@@ -73,7 +84,8 @@ def takes_blocks(kernel: Kernel) -> bool:
         return False
     blocks, (out_features, in_features) = _blocks(kernel), shape_of(kernel)
     is_whole = out_features % hopper_blocks.TILE.value == in_features % _IN_MULTIPLE == 0
-    return bool(blocks and blocks[4]) and is_whole and is_plain(kernel)
+    has_heads = kernel.constexprs.get("HEAD_DIM", hopper_blocks.TILE.value) == hopper_blocks.TILE.value
+    return bool(blocks and blocks[4]) and is_whole and has_heads
 
 
 def _blocks(kernel: Kernel) -> tuple[int, ...]:
