@@ -20,7 +20,14 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.weights.chosen_layout import block_rows
 from shortfin_apps.llm.builder.weights.layout import WeightLayout
 from shortfin_apps.llm.model.weight_blocks import MIDDLE, PAIR, Q4_1, Q8_0, BlockType
-from tests.builder.lowering.triton.test_hopper_matmul import DOWN, HOPPER, gate_up, linear, qkv
+from tests.builder.lowering.triton.test_hopper_matmul import (
+    DOWN,
+    HOPPER,
+    gate_up,
+    linear,
+    qkv,
+    qkv_in_bytes,
+)
 from tests.matrices import slow_but
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -37,10 +44,6 @@ Q6_K = BlockType(8, 16, group=256)
 
 def down(tokens: int, layout: WeightLayout) -> Kernel:
     return linear(tokens, layout, shape=DOWN)
-
-
-def qkv_in_bytes(tokens: int, layout: WeightLayout) -> Kernel:
-    return qkv(tokens, layout, absent="", kv="q8_0")
 
 
 CASES = {

@@ -8,23 +8,18 @@ from pathlib import Path
 import pytest
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.compile import compile_kernel
-from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel_cache import KernelCache
 from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
-from shortfin_apps.llm.builder.weights.layout import Fp8Rows, WeightLayout
+from shortfin_apps.llm.builder.weights.layout import Fp8Rows
 from shortfin_apps.llm.contract.errors import BuildError
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.lowering.triton.hopper_matmul import HopperTile, hopper_form, with_tile
 from tests.builder.kernels.triton.assembled import spilled_bytes, text_with_loads_by_tma
-from tests.builder.lowering.triton.test_hopper_matmul import gate_up, linear, qkv
+from tests.builder.lowering.triton.test_hopper_matmul import gate_up, linear, qkv, qkv_in_bytes
 from tests.matrices import slow_but
 
 FP8 = Fp8Rows("f8E4M3FN")
-
-
-def qkv_in_bytes(tokens: int, layout: WeightLayout | None = None) -> Kernel:
-    return qkv(tokens, layout, absent="", kv="q8_0")
 
 
 CASES = {

@@ -14,7 +14,15 @@ from shortfin_apps.llm.builder.weights.chosen_layout import block_rows
 from shortfin_apps.llm.builder.weights.layout import BlockRows
 from shortfin_apps.llm.model.spec import BuildOptions
 from shortfin_apps.llm.model.weight_blocks import MXFP4, Q4_1, Q8_0, BlockType
-from tests.builder.lowering.triton.test_hopper_matmul import DOWN, HOPPER, LLAMA, gate_up, linear, qkv
+from tests.builder.lowering.triton.test_hopper_matmul import (
+    DOWN,
+    HOPPER,
+    LLAMA,
+    gate_up,
+    linear,
+    qkv,
+    qkv_in_bytes,
+)
 from tests.builder.specs import changed
 from tests.builder.uncompiled import no_code
 
@@ -50,7 +58,7 @@ def tokens_per_tile(kernel: Kernel, tokens: Dim) -> int | None:
         (512, [64, 128, 128, 128]),
         (2047, [128, 128, 128, 128]),
         (2048, [None, None, None, None]),
-        ("%tokens", [64, 128, 128, 128]),
+        ("%tokens", [128, 128, 128, 128]),
     ],
 )
 @pytest.mark.parametrize("blocks", TYPES, ids=str)
@@ -99,7 +107,7 @@ def test_the_form_has_the_operands_of_the_other_kernel_and_a_scratch(blocks: Blo
         qkv(512, layout),
         qkv(512, layout, absent="head_norm"),
         qkv(512, layout, absent="bias"),
-        qkv(512, layout, absent="", kv="q8_0"),
+        qkv_in_bytes(512, layout),
         linear(512, layout),
         gate_up(512, layout),
         gate_up(512, layout, activation="gelu"),

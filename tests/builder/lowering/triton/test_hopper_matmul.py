@@ -56,6 +56,11 @@ def qkv(
     return made.without(set(absent.split()))
 
 
+def qkv_in_bytes(tokens: Dim, layout: WeightLayout | None = None) -> Kernel:
+    """With biases and norms of heads, and a cache in bytes."""
+    return qkv(tokens, layout, absent="", kv="q8_0")
+
+
 def gate_up(
     tokens: Dim,
     layout: WeightLayout | None = None,
@@ -84,7 +89,7 @@ def columns(kernel: Kernel, tokens: Dim) -> int | None:
         (512, [256, 128, 128, 128]),
         (1000, [128, 256, 256, 256]),
         (2048, [256, 256, 256, 256]),
-        ("%tokens", [256, 128, 128, 128]),
+        ("%tokens", [256, 256, 256, 256]),
     ],
 )
 def test_tiles_in_bf16_are_the_ones_that_were_fastest(tokens: Dim, expected: list[int | None]) -> None:
@@ -149,7 +154,7 @@ FORMED = [
     qkv(512),
     qkv(512, absent="head_norm"),
     qkv(512, absent="bias"),
-    qkv(512, absent="", kv="q8_0"),
+    qkv_in_bytes(512),
     linear(512),
     gate_up(512),
     gate_up(512, activation="gelu"),

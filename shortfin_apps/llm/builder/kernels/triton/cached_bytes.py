@@ -43,8 +43,7 @@ def quantised_pairs(low, high, inside, HEAD_PAIRS: tl.constexpr):
     HEADS: tl.constexpr = PAIRS // HEAD_PAIRS
     larger = tl.where(inside, tl.maximum(magnitude(low), magnitude(high)), 0)
     largest = tl.max(tl.reshape(larger, (ROWS, HEADS, HEAD_PAIRS)), axis=2)
-    of_head = largest.to(tl.float32, bitcast=True) / MOST
-    of_pair = tl.broadcast_to(of_head[:, :, None], (ROWS, HEADS, HEAD_PAIRS))
+    of_pair = tl.broadcast_to(scale_for(largest)[:, :, None], (ROWS, HEADS, HEAD_PAIRS))
     scale = tl.reshape(of_pair, (ROWS, PAIRS))
     return rounded(low / scale), rounded(high / scale), scale
 
@@ -53,6 +52,12 @@ def quantised_pairs(low, high, inside, HEAD_PAIRS: tl.constexpr):
 def magnitude(x):
     """Return the bits of |x|, as i32."""
     return x.to(tl.int32, bitcast=True) & NO_SIGN
+
+
+@triton.jit
+def scale_for(largest):
+    """Return the scale of a head with this largest `magnitude`."""
+    return largest.to(tl.float32, bitcast=True) / MOST
 
 
 @triton.jit
@@ -69,5 +74,5 @@ def quantised_row(first, low, high, in_first, in_half):
     """
     of_first = tl.max(tl.where(in_first, magnitude(first), 0), axis=0)
     of_halves = tl.max(tl.where(in_half, tl.maximum(magnitude(low), magnitude(high)), 0), axis=0)
-    scale = tl.maximum(of_first, of_halves).to(tl.float32, bitcast=True) / MOST
+    scale = scale_for(tl.maximum(of_first, of_halves))
     return rounded(first / scale), rounded(low / scale), rounded(high / scale), scale

@@ -23,9 +23,13 @@ from shortfin_apps.llm.builder.kernels.triton.hopper_epilogues import (
     store_columns,
     store_gated,
     store_head,
-    tile_rows,
 )
-from shortfin_apps.llm.builder.kernels.triton.hopper_product import inverse_rms, tensor_map, tile_at
+from shortfin_apps.llm.builder.kernels.triton.hopper_product import (
+    inverse_rms,
+    loaded_rows,
+    tensor_map,
+    tile_at,
+)
 
 WARPS = gl.constexpr((4, 1))  # of the second group that multiplies, and of the loads
 
@@ -131,8 +135,7 @@ def _multiply_half(
         first, second = product_of_half(ring, step, part, IN, HAS_MINIMA, SIZE)
         step += IN // DEPTH
         if in_squares is not None:
-            start, row, _ = tile_rows(row_tile * TOKENS, tokens, first)
-            own = gl.minimum(start.to(gl.int32) + row, tokens - 1)
+            own = loaded_rows(row_tile * TOKENS, tokens, TOKENS, gl.SliceLayout(1, first.type.layout))
             inverse = inverse_rms(in_squares, own, IN, GROUP, EPS)
             first = first * inverse[:, None]
             second = second * inverse[:, None]

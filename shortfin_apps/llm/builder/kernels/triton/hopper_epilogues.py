@@ -1,4 +1,4 @@
-"""What the matmuls for Hopper do with a tile's sums, in Gluon (see hopper_product.py).
+"""Epilogues of the matmuls for Hopper, in Gluon (see hopper_product.py).
 
 Sums are f32 [COUNT, columns] for the COUNT rows of x from a row `first` on (`tile_rows`). Addresses are those
 of a scalar row plus 32-bit offsets: 64-bit offsets would not fit in registers.
@@ -9,13 +9,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from shortfin_apps.llm.builder.kernels.triton.cached_bytes import (
-    MOST,
     SCALE_BYTES,
     magnitude,
     rounded,
+    scale_for,
     scales_of,
 )
-from shortfin_apps.llm.builder.kernels.triton.hopper_product import first_loaded, row_sums
+from shortfin_apps.llm.builder.kernels.triton.hopper_product import first_loaded, loaded_rows, row_sums
 from shortfin_apps.llm.builder.kernels.triton.linear import gated
 from shortfin_apps.llm.builder.kernels.triton.product import sums_of_neighbours
 from shortfin_apps.llm.builder.kernels.triton.qkv import rotated
@@ -91,7 +91,7 @@ def store_head(
         halves, part, heads_before = exchange
         done = heads_before * (HAS_NORM + IN_BYTES)
     start, row, inside = tile_rows(first, tokens, low)
-    own = gl.minimum(start.to(gl.int32) + row, tokens - 1)
+    own = loaded_rows(first, tokens, low.shape[0], row.type.layout)
     angle = first_angle + gl.arange(0, low.shape[1], gl.SliceLayout(0, low.type.layout))
     if HAS_NORM:
         squares = row_sums(gl.fma(low, low, high * high))
@@ -118,7 +118,7 @@ def store_head(
         cache_row = gl.load(slots + own)[:, None] + (layer * 2 + plane) * STRIDE
         kv_head = (head - HEADS) % KV_HEADS
         if IN_BYTES:
-            scale = largest.to(gl.float32, bitcast=True)[:, None] / MOST
+            scale = scale_for(largest)[:, None]
             scale_at = scales_of(cache, KV_HEADS, HEAD_DIM) + cache_row * (ROW // SCALE_BYTES) + kv_head
             gl.store(scale_at, scale, mask=inside)
             stored_low = rounded(low / scale)

@@ -86,6 +86,13 @@ def first_loaded(first, tokens, COUNT: gl.constexpr):
 
 
 @gluon.jit
+def loaded_rows(first, tokens, COUNT: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return the rows [COUNT] that are loaded for those from `first` on; out of range, the last one."""
+    row = first_loaded(first, tokens, COUNT) + gl.arange(0, COUNT, LAYOUT)
+    return gl.minimum(row, tokens - 1)
+
+
+@gluon.jit
 def tile_at(tile, row_tiles, column_tiles):
     """Return the row and column of a tile; tiles of GROUP_ROWS rows follow each other and share L2."""
     in_group = GROUP_ROWS * column_tiles
@@ -149,8 +156,7 @@ def product_of_half(
     STEP: gl.constexpr = STEP_BITS // ring.xs.dtype.primitive_bitwidth
     HALF: gl.constexpr = ring.xs.shape[1] // 2
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, STEP])
-    row = first_loaded(first_row, tokens, HALF) + gl.arange(0, HALF, gl.SliceLayout(1, SUMS))
-    own = gl.minimum(row, tokens - 1)
+    own = loaded_rows(first_row, tokens, HALF, gl.SliceLayout(1, SUMS))
     if x_scales is None:
         sums = float_sums(ring, step, part, SUMS, IN)
     else:
@@ -160,15 +166,14 @@ def product_of_half(
     if in_squares is not None:
         own = gl.convert_layout(own, gl.SliceLayout(1, LAYOUT))
         inverse = inverse_rms(in_squares, own, IN, GROUP, EPS)
+    column = gl.arange(0, COLUMNS // 2, gl.SliceLayout(0, LAYOUT))
     if scales is not None:
-        column = gl.arange(0, COLUMNS // 2, gl.SliceLayout(0, LAYOUT))
         low = low * gl.load(scales + low_first + column)[None, :]
         high = high * gl.load(scales + high_first + column)[None, :]
     if in_squares is not None:
         low = low * inverse[:, None]
         high = high * inverse[:, None]
     if bias is not None:
-        column = gl.arange(0, COLUMNS // 2, gl.SliceLayout(0, LAYOUT))
         low += gl.load(bias + low_first + column)[None, :]
         high += gl.load(bias + high_first + column)[None, :]
     return low, high

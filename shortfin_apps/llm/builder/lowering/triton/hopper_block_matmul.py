@@ -11,9 +11,9 @@ from shortfin_apps.llm.builder.graph.emitter import Bounded, Dim, Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.kernels.triton import hopper_block_matmul, hopper_blocks, linear, qkv
 from shortfin_apps.llm.builder.lowering.triton.loads_by_tma import (
+    fastest,
     num_tiles,
     shape_of,
-    time_of,
     with_loads_by_tma,
 )
 from shortfin_apps.llm.builder.lowering.triton.tiles import UNKNOWN_TOKENS
@@ -44,7 +44,7 @@ class HopperBlockTile:
 
 
 # By bits of a weight, largest first, with as many stages as fit into shared memory.
-_TILES = {
+_TILES: dict[int, tuple[HopperBlockTile, ...]] = {
     4: (HopperBlockTile(128, 4), HopperBlockTile(64, 6)),
     8: (HopperBlockTile(128, 4), HopperBlockTile(64, 5)),
 }
@@ -64,9 +64,9 @@ def block_tile(kernel: Kernel, tokens: Dim | Tensor | None) -> HopperBlockTile |
     if isinstance(tokens, (Bounded, Tensor)) or tokens is None or not takes_blocks(kernel):
         return None
     known = UNKNOWN_TOKENS if isinstance(tokens, str) else tokens
-    fastest = min(_TILES[_blocks(kernel)[0]], key=lambda tile: time_of(kernel, known, tile.sizes))
-    has_tiles = num_tiles(kernel, known, fastest.sizes) >= _LEAST_TILES
-    return fastest if _LEAST_TOKENS <= known <= _MOST_TOKENS and has_tiles else None
+    tile = fastest(kernel, tokens, _TILES[_blocks(kernel)[0]])
+    has_tiles = num_tiles(kernel, known, tile.sizes) >= _LEAST_TILES
+    return tile if _LEAST_TOKENS <= known <= _MOST_TOKENS and has_tiles else None
 
 
 def with_block_tile(kernel: Kernel, tile: HopperBlockTile) -> Kernel:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.ahead_of_time.ptx import SCRATCH, SCRATCH_ALIGNMENT
@@ -14,6 +14,18 @@ from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 
 PROGRAMS = 132  # multiprocessors of an H100 SXM or H200; smaller GPUs run the workgroups one after another
 _LEAST_TIME = 85  # of a tile with a smaller size (see `time_of`)
+
+
+class Tile(Protocol):
+    """A tile of a form for Hopper."""
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Tokens, and rows of the weight."""
+        ...
+
+
+AnyTile = TypeVar("AnyTile", bound=Tile)
 
 
 def with_loads_by_tma(
@@ -48,6 +60,17 @@ def _constants_of(
 ) -> dict[str, Constexpr]:
     given = {*interface.buffers, *interface.constants}
     return {name: constants[name] for name in names if name not in given}
+
+
+def fastest(kernel: Kernel, tokens: int | str, tiles: Sequence[AnyTile]) -> AnyTile:
+    """Return the fastest of `tiles`, largest first, for a matmul; the first of equals.
+
+    A str for `tokens` means that their number is unknown. Then there may be many, for which the largest tile
+    is the fastest.
+    """
+    if isinstance(tokens, str):
+        return tiles[0]
+    return min(tiles, key=lambda tile: time_of(kernel, tokens, tile.sizes))
 
 
 def time_of(kernel: Kernel, tokens: int, tile: tuple[int, int]) -> int:
