@@ -24,7 +24,7 @@ from cuda_driver import Cuda, CudaError, Function
 from kernel_times import assemble_all, to_bf16
 
 FOLDER = Path(__file__).parent
-_BYTES = {"bf16": 2, "f16": 2, "i8": 1, "f32": 4, "i64": 8, "i32": 4}
+_BYTES = {"bf16": 2, "f16": 2, "i8": 1, "f8E4M3FN": 1, "f32": 4, "i64": 8, "i32": 4}
 LAUNCHES, REPEATS = 8, 7
 
 Entry = Mapping[str, Any]  # of kernels.json
@@ -121,16 +121,16 @@ class _Operands:
         angles = self._rng.uniform(0, 6, entry["buffers"]["rotary"][1])
         cuda.upload(self.memory["rotary"], np.cos(angles).astype(np.float32).tobytes())
         self._upload("weights", self._table())
-        cuda.fill(self.memory["counters"], self._size("counters"), 0)
         cache_dtype, (_, page) = entry["buffers"]["cache"]
         self.num_bytes += rows * context * page // stride * _BYTES[cache_dtype]
         cuda.wait()
 
     def fit(self, entry: Entry) -> None:
-        """Have room for the work of this kernel."""
+        """Have room for the work of this kernel, and no counts of an abandoned launch."""
         [size] = entry["buffers"]["work"][1]
         self.memory["work"] = self._allocate(size)
         self._cuda.fill(self.memory["work"], size, 0xFF)
+        self._cuda.fill(self.memory["counters"], self._size("counters"), 0)
         self._cuda.wait()
 
     def addresses(self, entry: Entry) -> list[int]:
@@ -181,6 +181,9 @@ class _Operands:
     def _values(self, dtype: str, count: int) -> bytes:
         if dtype == "i8":
             return self._rng.integers(-128, 128, count, np.int8).tobytes()
+        if dtype == "f8E4M3FN":  # magnitudes from 1/64 to 1/8
+            signs = self._rng.integers(0, 2, count, np.uint8) << 7
+            return (signs | self._rng.integers(0x08, 0x28, count, np.uint8)).tobytes()
         values = self._rng.standard_normal(count, np.float32)
         if dtype == "f32":  # norms
             return (1 + 0.1 * values).tobytes()

@@ -85,7 +85,7 @@ def _parse(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda:sm_90", help="the GPU to compile for")
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all")
-    parser.add_argument("--weights", default="bf16", choices=("bf16", "q4", "q8_0"))
+    parser.add_argument("--weights", default="bf16", choices=("bf16", "q4", "q8_0", "fp8"))
     parser.add_argument("--context", type=int, help="tokens of each row; default: the model's own")
     parser.add_argument("--rows", type=int, action="append", help="default: 1 and 8")
     parser.add_argument("--variant", action="append", default=[], help="WORKGROUPS:WAVES:STAGES:BYTES")

@@ -239,7 +239,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=DEFAULTS.one_launch,
         help="on GPUs, decode up to 8 requests in one launch, if the model qualifies (docs/kernels.md); "
-        "default: on H100 and H200, for models of up to 10 billion weights, or 500 million quantised ones",
+        "default: on H100 and H200, for models of up to 10 billion weights, or 500 million in blocks",
     )
 
     group.add_argument(

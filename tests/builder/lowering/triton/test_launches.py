@@ -97,6 +97,7 @@ def test_one_launch_is_the_default_only_where_it_is_faster(monkeypatch: pytest.M
     assert one_launch_by_default(ampere, one_launch=True)
     monkeypatch.setattr(one_launch_module, "MOST_WEIGHTS_IN_BLOCKS", num_weights(TINY) - 1)
     assert one_launch_by_default(HOPPER)
+    assert one_launch_by_default(HOPPER, weights="fp8")
     assert not one_launch_by_default(HOPPER, weights="q4")
     assert one_launch_by_default(HOPPER, weights="q4", one_launch=True)
     monkeypatch.setattr(one_launch_module, "MOST_WEIGHTS", num_weights(TINY) - 1)

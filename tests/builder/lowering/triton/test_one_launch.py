@@ -79,8 +79,8 @@ CASES: list[Case] = [
     ("gfx1100", "qwen", "f32", 3),
     ("gfx1100", "window", "f32", 3),
 ]
-# Weights of quantised layers: the option and, if it is not the type that this makes, the type of blocks.
-QUANTISED: dict[str, tuple[WeightType, BlockType | None]] = {
+# Weights in blocks: the option and, if it is not the type that this makes, the type of blocks.
+BLOCKS: dict[str, tuple[WeightType, BlockType | None]] = {
     "q4": ("q4", None),
     "q8_0": ("q8_0", None),
     "q4_k": ("q4", BlockType(4, has_minima=True, group=256)),
@@ -184,7 +184,7 @@ def test_one_launch_has_the_bits_of_separate_launches(
 
 
 def quantised(chip: str, kind: str, rows: int, *, one: bool = True) -> BuildOptions:
-    weights, blocks = QUANTISED[kind]
+    weights, blocks = BLOCKS.get(kind, ("fp8", None))
     build = replace(options(chip, "bf16", rows, one=one), weights=weights)
     if blocks is None:
         return build
@@ -198,7 +198,7 @@ def quantised(chip: str, kind: str, rows: int, *, one: bool = True) -> BuildOpti
     slow_rows_but(
         [("gfx942", "q4", 3), ("gfx1100", "q4_k", 8)],
         [
-            *((chip, kind, rows) for chip in ("gfx942", "gfx1100") for kind in QUANTISED for rows in (3, 8)),
+            *((chip, kind, rows) for chip in ("gfx942", "gfx1100") for kind in BLOCKS for rows in (3, 8)),
             *(("gfx950", "q4", 2), ("gfx1201", "q4", 2)),
         ],
     ),
@@ -219,9 +219,15 @@ def test_weights_in_blocks_agree_with_the_reference(
 
 @pytest.mark.parametrize(
     ("chip", "kind"),
-    slow_rows_but([("gfx942", "q4")], [(chip, kind) for chip in ("gfx942", "gfx1100") for kind in QUANTISED]),
+    slow_rows_but(
+        [("gfx942", "q4"), ("gfx942", "fp8")],
+        [
+            *((chip, kind) for chip in ("gfx942", "gfx1100") for kind in BLOCKS),
+            *(("gfx942", "fp8"), ("gfx950", "fp8"), ("gfx1201", "fp8")),
+        ],
+    ),
 )
-def test_weights_in_blocks_have_the_bits_of_separate_launches(
+def test_quantised_weights_have_the_bits_of_separate_launches(
     chip: str, kind: str, tmp_path: Path, emulated_gpus: EmulatedGpus
 ) -> None:
     results = []
@@ -250,11 +256,6 @@ def test_weights_in_blocks_have_the_bits_of_separate_launches(
 def test_other_decodes_are_refused(spec: ModelSpec, rows: int) -> None:
     with pytest.raises(BuildError, match="--one-launch: no decode"):
         text_of(spec, options("gfx942", "bf16", rows))
-
-
-def test_8_bit_floats_are_refused() -> None:
-    with pytest.raises(BuildError, match="weights in floats or blocks"):
-        text_of(TINY, replace(options("gfx942", "bf16", 2), weights="fp8"))
 
 
 def test_layers_with_blocks_of_several_types_are_refused() -> None:
@@ -340,29 +341,22 @@ MISTAKES = {
 }
 
 
-DAMAGED = options("gfx942", "f16", len(STARTS))  # f16 has all stages
+DAMAGED = options("gfx942", "f16", len(STARTS))  # f16 has all stages, except those that only fp8 has
+QUANTISING = "wait-0"  # of `input_of`, in fp8
 
 
-@pytest.fixture
-def right(tmp_path_factory: pytest.TempPathFactory, emulated_gpus: EmulatedGpus) -> npt.NDArray[np.float32]:
-    """The logits without mistakes."""
-    with opened(SPECS["llama"], DAMAGED, tmp_path_factory.mktemp("right"), emulated_gpus) as model:
-        return decoded(model)[0]
-
-
-@pytest.mark.parametrize("name", slow_but(["wait-2", "stores"], MISTAKES))
+@pytest.mark.parametrize("name", slow_but([QUANTISING, "wait-3", "stores"], MISTAKES))
 def test_a_planted_mistake_is_found(
-    name: str,
-    right: npt.NDArray[np.float32],
-    tmp_path: Path,
-    emulated_gpus: EmulatedGpus,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, tmp_path: Path, emulated_gpus: EmulatedGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a finding; or by other results, if a load that should have waited runs before all stores."""
+    build = quantised("gfx942", "fp8", len(STARTS)) if name == QUANTISING else DAMAGED
+    with opened(SPECS["llama"], build, tmp_path, emulated_gpus) as model:
+        right, _ = decoded(model)
     kernel = planted(MISTAKES[name], tmp_path).decode_layers
     monkeypatch.setattr(one_launch_kernels, "decode_layers", kernel)
     emulated_gpus.control.clear_report()
-    with opened(SPECS["llama"], DAMAGED, tmp_path, emulated_gpus) as model:
+    with opened(SPECS["llama"], build, tmp_path, emulated_gpus) as model:
         logits, _ = decoded(model)
     kinds = {finding.kind for finding in emulated_gpus.control.report().findings}
     emulated_gpus.control.clear_report()

@@ -38,6 +38,15 @@ TOKENS: list[int | str] = [1, 2, 16, 17, 32, 33, 64, 65, 128, 129, 512, 513, 409
 FEATURES = [64, 576, 960, 2048, 3072, 4096, 5120, 6144, 8192, 28672, 128256]
 
 
+def check_depth(tile: MatmulTile, layout: WeightLayout | None) -> None:
+    """Its waves share K, in parts of a size that kernels take."""
+    assert tile.parts in (1, tile.tuning.num_waves)
+    assert tile.depth_bytes % (2 * tile.parts * PART_DEPTH if tile.parts > 1 else 64) == 0
+    if isinstance(layout, Fp8Rows):
+        groups = tile.depth_bytes / FP8_GROUP
+        assert groups.is_integer() if tile.parts == 1 else groups == tile.parts
+
+
 @TARGETS
 @LAYOUTS
 def test_every_matmul_has_a_tile_of_sizes_that_triton_takes(
@@ -51,12 +60,7 @@ def test_every_matmul_has_a_tile_of_sizes_that_triton_takes(
             # What a matrix instruction takes; sums of squares are of 16 columns each.
             assert tile.rows >= (16 if tile.parts == 1 else 8)
             assert tile.columns >= 16
-            assert tile.parts in (1, tile.tuning.num_waves)
-            assert tile.parts == 1 or tile.depth_bytes % (2 * tile.parts * PART_DEPTH) == 0
-            assert tile.depth_bytes >= 16 * 4
-            if isinstance(layout, Fp8Rows):
-                groups = tile.depth_bytes / FP8_GROUP
-                assert groups.is_integer() if tile.parts == 1 else groups == tile.parts
+            check_depth(tile, layout)
 
 
 def test_many_rows_have_another_attention_where_it_is_known_to_be_faster() -> None:
@@ -175,7 +179,9 @@ def test_no_workgroup_of_one_launch_has_more_columns_than_with_other_tiles(
 
 @pytest.mark.parametrize("target", [AMD, HOPPER, AMPERE], ids=lambda target: target.cpu)
 @pytest.mark.parametrize(
-    "layout", [BlockRows(Q4_1), *IN_BF16, BlockRows(Q8_0), RowMajor("bf16"), RowMajor("f32")], ids=str
+    "layout",
+    [BlockRows(Q4_1), *IN_BF16, BlockRows(Q8_0), Fp8Rows("f8E4M3FN"), RowMajor("bf16"), RowMajor("f32")],
+    ids=str,
 )
 @pytest.mark.parametrize("features", FEATURES)
 def test_one_launch_adds_in_the_order_of_separate_launches(
@@ -185,6 +191,5 @@ def test_one_launch_adds_in_the_order_of_separate_launches(
     for tokens in (1, 8):
         tile = one_launch_tiles(target).matmul(tokens, shape, layout)
         assert tile.parts == tiles_of(target).matmul(tokens, shape, layout).parts
-        assert tile.parts in (1, tile.tuning.num_waves)
         assert tile.rows >= tokens
-        assert tile.depth_bytes % (2 * tile.parts * PART_DEPTH if tile.parts > 1 else 64) == 0
+        check_depth(tile, layout)

@@ -26,9 +26,14 @@ def quantise(x, quants, scales, tokens, IN: tl.constexpr, ROWS: tl.constexpr):
 
     A workgroup handles FP8_GROUP neighbours of ROWS tokens.
     """
+    quantise_tile(tl.program_id(0) * ROWS, tl.program_id(1), x, quants, scales, tokens, IN, ROWS)
+
+
+@triton.jit
+def quantise_tile(first_row, group, x, quants, scales, tokens, IN: tl.constexpr, ROWS: tl.constexpr):
+    """Compute the `group`-th group of ROWS tokens of `quantise`, from the token `first_row` on."""
     GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    group = tl.program_id(1)
+    row = (first_row + tl.arange(0, ROWS)).to(tl.int64)
     k = group * FP8_GROUP + tl.arange(0, FP8_GROUP)
     at = row[:, None] * IN + k[None, :]
     inside = (row < tokens)[:, None] & (k < IN)[None, :]
@@ -49,6 +54,7 @@ def fp8_product(
     IN: tl.constexpr,
     DEPTH: tl.constexpr,
     PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Compute `product` (product.py) for x and w in 8-bit floats.
 
@@ -57,14 +63,16 @@ def fp8_product(
     FP8_GROUP.
     """
     if PARTS == 1:
-        sums = _sums_of_groups(x, x_scales, w, row, tokens, weight_row, IN, DEPTH)
+        sums = _sums_of_groups(x, x_scales, w, row, tokens, weight_row, IN, DEPTH, STAGES)
     else:
-        sums = _sums_of_parts(x, x_scales, w, row, tokens, weight_row, IN, PARTS)
+        sums = _sums_of_parts(x, x_scales, w, row, tokens, weight_row, IN, PARTS, STAGES)
     return sums * tl.load(scales + weight_row)[None, :]
 
 
 @triton.jit
-def _sums_of_parts(x, x_scales, w, row, tokens, weight_row, IN: tl.constexpr, PARTS: tl.constexpr):
+def _sums_of_parts(
+    x, x_scales, w, row, tokens, weight_row, IN: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr
+):
     """Return the sums [ROWS, COLUMNS], computed by PARTS waves."""
     DEPTH: tl.constexpr = PARTS * FP8_GROUP
     GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP
@@ -75,7 +83,7 @@ def _sums_of_parts(x, x_scales, w, row, tokens, weight_row, IN: tl.constexpr, PA
     x_scale = x_scales + own[:, None] * GROUPS + part[None, :]
     w_tile = w + weight_row[None, :].to(tl.int64) * IN + k[:, None]
     sums = tl.zeros((PARTS, weight_row.shape[0], row.shape[0]), tl.float32)
-    for first in range(0, IN, DEPTH):
+    for first in tl.range(0, IN, DEPTH, num_stages=STAGES):
         if IN % DEPTH == 0:
             a, b = tl.load(x_tile, mask=exists, other=0.0), tl.load(w_tile)
             scale = tl.load(x_scale)
@@ -93,7 +101,9 @@ def _sums_of_parts(x, x_scales, w, row, tokens, weight_row, IN: tl.constexpr, PA
 
 
 @triton.jit
-def _sums_of_groups(x, x_scales, w, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr):
+def _sums_of_groups(
+    x, x_scales, w, row, tokens, weight_row, IN: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr
+):
     """Return the sums [ROWS, COLUMNS], one group of K after another."""
     GROUPS: tl.constexpr = (IN + FP8_GROUP - 1) // FP8_GROUP
     IS_SMALL: tl.constexpr = row.shape[0] <= 16
@@ -104,7 +114,7 @@ def _sums_of_groups(x, x_scales, w, row, tokens, weight_row, IN: tl.constexpr, D
     x_scale = x_scales + own * GROUPS
     w_tile = w + weight_row[None, :].to(tl.int64) * IN + k[:, None]
     sums = tl.zeros((row.shape[0], weight_row.shape[0]), tl.float32)
-    for first in range(0, IN, DEPTH):
+    for first in tl.range(0, IN, DEPTH, num_stages=STAGES):
         for part in tl.static_range(0, DEPTH, FP8_GROUP):
             if IN % DEPTH == 0:
                 a = tl.load(x_tile + part, mask=exists, other=0.0) if IS_SMALL else tl.load(x_tile + part)

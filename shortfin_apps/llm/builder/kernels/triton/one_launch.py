@@ -12,13 +12,14 @@ there, it loads what no other workgroup writes. A layer has five stages:
     down           a tile of the projection down with the residual
 
 Norms are deferred to the next matmul as in the separate kernels (see __init__.py). In f16, where they are
-not, a norm is one more stage before qkv and before gate and up. Stages write over what earlier stages left:
+not, a norm is one more stage before qkv and before gate and up. With weights in 8-bit floats, quantising its
+input is one more stage before each matmul. Stages write over what earlier stages left:
 between the last read and the next write of a buffer is at least one barrier.
 
 The weights of a layer are found in the table `weights` [LAYERS + 1, NUM_FIELDS] i64 of addresses, which
-`store_addresses` writes once, when the program is loaded. A matrix has three columns: itself, and in blocks
-its scales and any minima. The row after the last layer has the norm before the head, so that the norm after a
-layer is always the first column of the next row, and in place of q, k and v the head.
+`store_addresses` writes once, when the program is loaded. A matrix has three columns: itself, any scales
+and, in blocks, any minima. The row after the last layer has the norm before the head, so that the norm after
+a layer is always the first column of the next row, and in place of q, k and v the head.
 """
 
 import triton
@@ -26,6 +27,7 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from shortfin_apps.llm.builder.kernels.triton.attention import attend_share
+from shortfin_apps.llm.builder.kernels.triton.fp8 import FP8_GROUP, quantise_tile
 from shortfin_apps.llm.builder.kernels.triton.linear import gated_linear_tile, linear_tile
 from shortfin_apps.llm.builder.kernels.triton.norm import embed_token, rms_norm_token
 from shortfin_apps.llm.builder.kernels.triton.qkv import project_qkv_tile
@@ -42,7 +44,13 @@ ATTENTION_NORM, BIAS, HEAD_NORM, SINKS, FFN_NORM = map(tl.constexpr, range(5))
 QKV, OUTPUT, GATE_UP, DOWN = map(tl.constexpr, range(5, 17, 3))
 NUM_FIELDS = tl.constexpr(17)
 ALIGNMENT = tl.constexpr(16)  # bytes; of all weights and buffers
-FLOATS = {"f32": tl.float32, "f16": tl.float16, "bf16": tl.bfloat16}
+FLOATS = {
+    "f32": tl.float32,
+    "f16": tl.float16,
+    "bf16": tl.bfloat16,
+    "f8E4M3FN": tl.float8e4nv,
+    "f8E4M3FNUZ": tl.float8e4b8,
+}
 
 
 @triton.jit
@@ -81,11 +89,14 @@ def weight_at(table, layer, FIELD: tl.constexpr, TYPE: tl.constexpr, EXISTS: tl.
 def matrix_at(table, layer, FIELD: tl.constexpr, LAYOUT: tl.constexpr, TYPE: tl.constexpr):
     """Return the addresses of a layer's matrix, its scales and its minima; None for what it does not have.
 
-    LAYOUT is None for floats of TYPE. In blocks, it is the number of the matrix's parameters, before BLOCKS
-    (see blocks.py).
+    LAYOUT is None for floats of TYPE, and for 8-bit floats the name of their type. In blocks, it is the
+    number of the matrix's parameters, before BLOCKS (see blocks.py).
     """
     if LAYOUT is None:
         return weight_at(table, layer, FIELD, TYPE), None, None
+    elif in_8_bit_floats(LAYOUT):
+        w = weight_at(table, layer, FIELD, float_type(LAYOUT))
+        return w, weight_at(table, layer, FIELD + 1, tl.float32), None
     else:
         TERM: tl.constexpr = tl.int8 if LAYOUT[3] else tl.bfloat16 if LAYOUT[5] else tl.float16
         w = weight_at(table, layer, FIELD, tl.int8)
@@ -96,7 +107,12 @@ def matrix_at(table, layer, FIELD: tl.constexpr, LAYOUT: tl.constexpr, TYPE: tl.
 @constexpr_function
 def blocks_of(layout):
     """Return BLOCKS of a matrix with this LAYOUT (see `matrix_at`)."""
-    return layout and layout[1:]
+    return None if layout is None or isinstance(layout, str) else layout[1:]
+
+
+@constexpr_function
+def in_8_bit_floats(layout):
+    return isinstance(layout, str)
 
 
 @triton.jit
@@ -110,6 +126,29 @@ def after_stage(barrier, stage, PROGRAMS: tl.constexpr):
     """Wait until all workgroups have completed the `stage`-th stage; return the number of the next one."""
     wait_for(barrier, stage * PROGRAMS)
     return stage + 1
+
+
+@triton.jit
+def input_of(
+    LAYOUT: tl.constexpr, x, work, barrier, stage,
+    QUANTS: tl.constexpr, QUANT_SCALES: tl.constexpr, PROGRAMS: tl.constexpr, TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Return the operands of x [TOKENS, FEATURES] for a matmul with a matrix of LAYOUT.
+
+    They are x and any scales. For 8-bit floats, x is quantised to buffers in `work`, which is one more stage.
+    The third result is the number of the next stage. ROWS: TOKENS or more, a power of two.
+    """
+    if in_8_bit_floats(LAYOUT):
+        quants = buffer_at(work, QUANTS, float_type(LAYOUT))
+        scales = buffer_at(work, QUANT_SCALES, tl.float32)
+        stage = after_stage(barrier, stage, PROGRAMS)
+        for group in tl.range(tl.program_id(0), tl.cdiv(FEATURES, FP8_GROUP), PROGRAMS, num_stages=1):
+            quantise_tile(0, group, x, quants, scales, TOKENS, FEATURES, ROWS)
+        arrive(barrier)
+        return quants, scales, stage
+    else:
+        return x, None, stage
 
 
 @triton.jit
@@ -128,7 +167,8 @@ def decode_layers(
     HEAD_LAYOUT: tl.constexpr, QKV_TILE: tl.constexpr, OUTPUT_TILE: tl.constexpr, GATE_UP_TILE: tl.constexpr,
     DOWN_TILE: tl.constexpr, HEAD_TILE: tl.constexpr, DEFERS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr,
     SCALED: tl.constexpr, SQUARES: tl.constexpr, Q: tl.constexpr, ATTENDED: tl.constexpr,
-    GATED: tl.constexpr, PARTS: tl.constexpr, STATES: tl.constexpr,
+    GATED: tl.constexpr, PARTS: tl.constexpr, STATES: tl.constexpr, QUANTS: tl.constexpr,
+    QUANT_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Compute `logits` [TOKENS, VOCAB] f32 of the tokens `ids` [TOKENS] i64, one per batch row.
 
@@ -174,12 +214,16 @@ def decode_layers(
         bias = weight_at(weights, layer, BIAS, tl.float32, HAS_BIAS)
         head_norm = weight_at(weights, layer, HEAD_NORM, tl.float32, HAS_HEAD_NORM)
         columns = (HEADS + 2 * KV_HEADS) * HEAD_COLUMNS
+        given, given_scales, stage = input_of(
+            QKV_LAYOUT, scaled, work, barrier, stage,
+            QUANTS, QUANT_SCALES, PROGRAMS, TOKENS, HIDDEN, QKV_TILE[2],
+        )  # fmt: skip
         stage = after_stage(barrier, stage, PROGRAMS)
         for tile in tl.range(first, tl.cdiv(columns, QKV_TILE[0]), PROGRAMS, num_stages=1):
             project_qkv_tile(
                 0, tile * (QKV_TILE[0] // 2),
-                scaled, None, squares, w, scales, minima, bias, head_norm, rotary, slots, cache, q, TOKENS,
-                layer,
+                given, given_scales, squares, w, scales, minima, bias, head_norm, rotary, slots, cache, q,
+                TOKENS, layer,
                 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, HEAD_COLUMNS, STRIDE, ROW, EPS, GROUP,
                 blocks_of(QKV_LAYOUT), QKV_TILE[2], QKV_TILE[0], QKV_TILE[1], EARLY, QKV_TILE[3], QKV_TILE[4],
             )  # fmt: skip
@@ -202,11 +246,15 @@ def decode_layers(
 
         w, scales, minima = matrix_at(weights, layer, OUTPUT, OUTPUT_LAYOUT, TYPE)
         ffn_norm = weight_at(weights, layer, FFN_NORM, tl.float32, DEFERS)
+        given, given_scales, stage = input_of(
+            OUTPUT_LAYOUT, attended, work, barrier, stage,
+            QUANTS, QUANT_SCALES, PROGRAMS, TOKENS, Q_FEATURES, OUTPUT_TILE[2],
+        )  # fmt: skip
         stage = after_stage(barrier, stage, PROGRAMS)
         for tile in tl.range(first, tl.cdiv(HIDDEN, OUTPUT_TILE[0]), PROGRAMS, num_stages=1):
             linear_tile(
                 0, tile * OUTPUT_TILE[0],
-                attended, None, None, w, scales, minima, x, ffn_norm, y, scaled, squares, TOKENS,
+                given, given_scales, None, w, scales, minima, x, ffn_norm, y, scaled, squares, TOKENS,
                 Q_FEATURES, HIDDEN, EPS, GROUP, blocks_of(OUTPUT_LAYOUT),
                 OUTPUT_TILE[2], OUTPUT_TILE[0], OUTPUT_TILE[1], EARLY, OUTPUT_TILE[3], OUTPUT_TILE[4],
             )  # fmt: skip
@@ -219,11 +267,15 @@ def decode_layers(
             arrive(barrier)
 
         w, scales, minima = matrix_at(weights, layer, GATE_UP, GATE_UP_LAYOUT, TYPE)
+        given, given_scales, stage = input_of(
+            GATE_UP_LAYOUT, scaled, work, barrier, stage,
+            QUANTS, QUANT_SCALES, PROGRAMS, TOKENS, HIDDEN, GATE_UP_TILE[2],
+        )  # fmt: skip
         stage = after_stage(barrier, stage, PROGRAMS)
         for tile in tl.range(first, tl.cdiv(2 * FFN, GATE_UP_TILE[0]), PROGRAMS, num_stages=1):
             gated_linear_tile(
                 0, tile * (GATE_UP_TILE[0] // 2),
-                scaled, None, squares, w, scales, minima, gated, TOKENS,
+                given, given_scales, squares, w, scales, minima, gated, TOKENS,
                 HIDDEN, FFN, EPS, GROUP, blocks_of(GATE_UP_LAYOUT),
                 GATE_UP_TILE[2], GATE_UP_TILE[0], GATE_UP_TILE[1], EARLY, GATE_UP_TILE[3], ACTIVATION,
                 GATE_UP_TILE[4],
@@ -232,11 +284,15 @@ def decode_layers(
 
         w, scales, minima = matrix_at(weights, layer, DOWN, DOWN_LAYOUT, TYPE)
         next_norm = weight_at(weights, layer + 1, ATTENTION_NORM, tl.float32, DEFERS)
+        given, given_scales, stage = input_of(
+            DOWN_LAYOUT, gated, work, barrier, stage,
+            QUANTS, QUANT_SCALES, PROGRAMS, TOKENS, FFN, DOWN_TILE[2],
+        )  # fmt: skip
         stage = after_stage(barrier, stage, PROGRAMS)
         for tile in tl.range(first, tl.cdiv(HIDDEN, DOWN_TILE[0]), PROGRAMS, num_stages=1):
             linear_tile(
                 0, tile * DOWN_TILE[0],
-                gated, None, None, w, scales, minima, y, next_norm, x, scaled, squares, TOKENS,
+                given, given_scales, None, w, scales, minima, y, next_norm, x, scaled, squares, TOKENS,
                 FFN, HIDDEN, EPS, GROUP, blocks_of(DOWN_LAYOUT),
                 DOWN_TILE[2], DOWN_TILE[0], DOWN_TILE[1], EARLY, DOWN_TILE[3], DOWN_TILE[4],
             )  # fmt: skip

@@ -27,7 +27,7 @@ def normalised_product(
     if EARLY:
         parts = _sums_of_squares(squares, own, IN // GROUP)
     if w.dtype.element_ty.is_fp8():
-        sums = fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN, DEPTH, PARTS)
+        sums = fp8_product(x, x_scales, w, scales, row, tokens, weight_row, IN, DEPTH, PARTS, STAGES)
     else:
         sums = product(x, w, scales, minima, row, tokens, weight_row, IN, BLOCKS, DEPTH, PARTS, STAGES)
     if not EARLY:

@@ -1,9 +1,9 @@
 """Decodes of a few rows as one launch: all operations from Embed to the logits (`--one-launch`).
 
 Models of equal layers qualify, each an attention and a gated feed-forward as in Llama, with weights in floats
-or in blocks; with norms of q and k, biases of q, k and v, windows, sinks or caps of scores. `takes` decides
-by the operations, so a model family does not declare it. Other models and larger batches use separate
-launches.
+(also of 8 bits) or in blocks; with norms of q and k, biases of q, k and v, windows, sinks or caps of scores.
+`takes` decides by the operations, so a model family does not declare it. Other models and larger batches use
+separate launches.
 
 The kernel (kernels/triton/one_launch.py) consists of the separate kernels, so its constants are read from
 them: `MatmulKernels` and `AttentionKernels` create these kernels, with tiles that suit one launch.
@@ -27,7 +27,7 @@ from shortfin_apps.llm.builder.lowering.triton.one_launch_kernels import (
     OneLaunchKernels,
     address_kernel,
 )
-from shortfin_apps.llm.builder.weights.layout import RowMajor
+from shortfin_apps.llm.builder.weights.layout import Fp8Rows, RowMajor
 from shortfin_apps.llm.model.attention import Attend, NormHeads
 from shortfin_apps.llm.model.operations import (
     AddBias,
@@ -57,7 +57,7 @@ def wants_one_launch(context: LoweringContext) -> bool:
     options = context.options
     if options.one_launch is not None:
         return options.one_launch
-    most = MOST_WEIGHTS if options.weights == options.activations else MOST_WEIGHTS_IN_BLOCKS
+    most = MOST_WEIGHTS_IN_BLOCKS if options.has_blocks else MOST_WEIGHTS
     return context.target.cpu.startswith("sm_90") and num_weights(context.spec) <= most
 
 
@@ -130,9 +130,9 @@ class OneLaunch:
         return [(field, weights.shape(name), weights.layout(name)) for field, name in layer.weights.items()]
 
     def _are_supported(self, *matrices: str) -> bool:
-        """Whether all matrices are in blocks, or in the floats of activations."""
-        layouts = map(self._weights.layout, matrices)
-        return all(each.blocks or each == RowMajor(self._options.activations) for each in layouts)
+        """Whether all matrices are in blocks, in 8-bit floats, or in the floats of activations."""
+        layouts, floats = map(self._weights.layout, matrices), RowMajor(self._options.activations)
+        return all(each.blocks or isinstance(each, Fp8Rows) or each == floats for each in layouts)
 
     def _table(self, e: Emitter, decode: Decode) -> Tensor:
         """Return the addresses of the layers' weights, which are stored when the program is loaded."""

@@ -10,7 +10,7 @@ from shortfin_apps.llm.builder.graph.batch import Slab
 from shortfin_apps.llm.builder.graph.emitter import Tensor
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.interface import Buffer, Interface, Regions, buffer
-from shortfin_apps.llm.builder.kernels.triton import GROUP
+from shortfin_apps.llm.builder.kernels.triton import FP8_GROUP, GROUP
 from shortfin_apps.llm.builder.kernels.triton.one_launch import decode_layers, store_addresses
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.attention_kernels import AttentionKernels
@@ -27,7 +27,7 @@ from shortfin_apps.llm.builder.lowering.triton.tiles import (
     power_of_two,
     tiles_of,
 )
-from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, WeightLayout
+from shortfin_apps.llm.builder.weights.layout import FLOAT_DTYPES, Fp8Rows, WeightLayout
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.operations import Activation
 
@@ -47,7 +47,7 @@ MOST_FEATURES_ALONE = 4224  # 32 for each multiprocessor of an H200
 MOST_SHARING_HEAD, MOST_SHARING_WHOLE_HEAD = 128, 64
 
 _LINE = 128  # bytes
-_ITEM_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()}
+_ITEM_BYTES: dict[str, int] = {"i8": 1, **{name: dtype.itemsize for name, dtype in FLOAT_DTYPES.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +192,8 @@ class OneLaunchKernels:
         """Return the buffers between stages, in one block: IREE's HIP driver passes at most 16 buffers."""
         hidden = self._spec.hidden_size
         of_attention = _of_rows(attention.interface.buffers, rows)
+        most = max(self._weights.shape(layer.weights[name])[1] for name in MATRICES)
+        quantised = most if isinstance(self._weights.layout(layer.weights["qkv"]), Fp8Rows) else 0
         buffers = {
             "x": buffer("f32", rows, hidden),
             "y": buffer("f32", rows, hidden),
@@ -201,6 +203,8 @@ class OneLaunchKernels:
             "gated": buffer(self._act, rows, self._features(layer, "gate_up") // 2),
             "parts": of_attention["parts"],
             "states": of_attention["states"],
+            "quants": buffer("i8", rows, quantised),
+            "quant_scales": buffer("f32", rows, -(-quantised // FP8_GROUP)),
         }
         return Regions({name: _aligned_bytes(each) for name, each in buffers.items()})
 
@@ -263,9 +267,11 @@ def _tile_of(matmul: Kernel) -> tuple[int, ...]:
     return (*(size for size in sizes if isinstance(size, int)), matmul.tuning.num_stages)
 
 
-def _layout_of(matmul: Kernel) -> tuple[int, ...] | None:
-    """Return the number of the weight's parameters before BLOCKS; None for weights in floats."""
+def _layout_of(matmul: Kernel) -> tuple[int, ...] | str | None:
+    """Return the constant LAYOUT of kernels/triton/one_launch.py for the weight."""
     blocks = matmul.constexprs["BLOCKS"]
+    if "x_scales" in matmul.interface.reads:
+        return matmul.interface.reads["w"].dtype
     if not isinstance(blocks, tuple):
         return None
     return sum(name in matmul.interface.reads for name in MATRIX), *blocks

@@ -213,6 +213,10 @@ class OneLaunchTiles:
         if isinstance(layout, BlockRows):
             narrow = replace(tile, columns=16, depth_bytes=2 * self.depth_bytes)
             return narrow.with_columns(min(columns, 32)).with_stages(5, self.loaded_bytes)
+        if isinstance(layout, Fp8Rows):
+            # 16 columns are faster only as a workgroup's single tile.
+            least = 16 if shape[0] <= 16 * self.programs else 32
+            return replace(tile, columns=max(columns, least)).with_stages(4, self.loaded_bytes)
         return tile.with_stages(8, self.loaded_bytes)
 
 
@@ -339,6 +343,7 @@ _HOPPER = TileTable(
     ),
     fp8=(
         Use(8, 8192, MatmulTile(8, 16, 512, Tuning(4, 4), parts=4)),
+        Use(8, _ANY, MatmulTile(8, 32, 512, Tuning(4, 3), parts=4)),  # parts are for one launch
         Use(32, 2048, MatmulTile(8, 16, 512, Tuning(4, 4), parts=4)),
         Use(16, 8192, MatmulTile(16, 16, 512, Tuning(4, 5), parts=4)),
         Use(16, _ANY, MatmulTile(16, 128, 128, Tuning(4, 4))),
