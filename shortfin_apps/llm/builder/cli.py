@@ -238,7 +238,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         "--one-launch",
         action=argparse.BooleanOptionalAction,
         default=DEFAULTS.one_launch,
-        help="on GPUs, decode up to 8 requests in one launch, if the model qualifies (docs/kernels.md); "
+        help="on GPUs, decode a few requests in one launch, if the model qualifies (docs/kernels.md); "
         "default: on H100 and H200, for models of up to 10 billion weights, or 500 million in blocks",
     )
 

@@ -240,7 +240,7 @@ class BuildOptions:
     activations and weights are multiplied in bf16.
     `batch_invariant`: on AMD GPUs, all entries compute the same bits for a token; on CPUs, they always do.
     `with_invariance` replaces None.
-    `one_launch`: on GPUs, decodes of up to 8 rows are one launch, if the model qualifies (docs/kernels.md).
+    `one_launch`: on GPUs, decodes of a few rows are one launch, if the model qualifies (docs/kernels.md).
     """
 
     device: str = "cpu"  # "cpu" (this host), "cpu:<llvm cpu name>", "hip:gfx942", ...

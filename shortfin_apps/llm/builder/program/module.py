@@ -66,8 +66,9 @@ class ModelModule:
         functions = [self._function(entry) for entry in self.entries]
         if self._options.one_launch and not any(COMPUTE_UNITS in each for each in functions):
             raise BuildError(
-                "--one-launch: no decode is one launch, which needs a GPU, a batch size of at most 8, and a "
-                "model of equal layers with weights in floats or blocks (docs/kernels.md); leave it out"
+                "--one-launch: no decode is one launch, which needs a GPU, a batch size of at most 8, or 16 "
+                "for a small model, and a model of equal layers with weights in floats or blocks "
+                "(docs/kernels.md); leave it out"
             )
         declarations = [
             *self._weights.declarations(),

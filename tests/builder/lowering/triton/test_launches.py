@@ -68,7 +68,7 @@ def one_launch(target: Target) -> tuple[str, list[Kernel]]:
         return no_code(kernels, architecture, chip)
 
     options = BuildOptions(
-        device=target.device, prefill_batch_sizes=(1,), decode_batch_sizes=(4, 16), one_launch=True
+        device=target.device, prefill_batch_sizes=(1,), decode_batch_sizes=(4, 32), one_launch=True
     )
     return ModelModule(TINY, options, target, noted).text(), made
 
@@ -95,7 +95,7 @@ def test_one_launch_is_the_default_only_where_it_is_faster(monkeypatch: pytest.M
     assert [one_launch_by_default(target) for target in targets] == [True, False, False]
     assert not one_launch_by_default(HOPPER, one_launch=False)
     assert one_launch_by_default(ampere, one_launch=True)
-    monkeypatch.setattr(one_launch_module, "MOST_WEIGHTS_IN_BLOCKS", num_weights(TINY) - 1)
+    monkeypatch.setattr(one_launch_module, "MOST_WEIGHTS_OF_SMALL", num_weights(TINY) - 1)
     assert one_launch_by_default(HOPPER)
     assert one_launch_by_default(HOPPER, weights="fp8")
     assert not one_launch_by_default(HOPPER, weights="q4")

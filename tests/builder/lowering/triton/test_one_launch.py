@@ -18,7 +18,14 @@ from shortfin_apps.llm.builder.target import Target, resolve_target
 from shortfin_apps.llm.contract.errors import BuildError
 from shortfin_apps.llm.model.operations import Activation
 from shortfin_apps.llm.model.rope import Rope
-from shortfin_apps.llm.model.spec import BuildOptions, FloatType, ModelSpec, WeightType, weight_shapes
+from shortfin_apps.llm.model.spec import (
+    BuildOptions,
+    FloatType,
+    ModelSpec,
+    WeightType,
+    num_weights,
+    weight_shapes,
+)
 from shortfin_apps.llm.model.weight_blocks import MXFP4, Q8_0, BlockType
 from tests.builder.cached_rows import CachedRows
 from tests.builder.compiled_model import (
@@ -39,6 +46,7 @@ from tests.runtimes import needs_shortfin
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from shortfin_apps.llm.builder.kernels.triton import one_launch, synchronisation
+from shortfin_apps.llm.builder.lowering.triton import one_launch as one_launch_lowering
 from shortfin_apps.llm.builder.lowering.triton import one_launch_kernels
 from shortfin_apps.llm.builder.lowering.triton.tiles import OneLaunchTiles, one_launch_tiles
 
@@ -60,11 +68,13 @@ SPECS: dict[str, ModelSpec] = {
 }
 # Logits have a standard deviation of about 1.
 TOLERANCES: dict[FloatType, float] = {"f32": 1e-3, "f16": 2e-2, "bf16": 0.1}
-POSITIONS = (300, 0, 129, 15, 700, 64, 16, 255)  # some with several shares of attention
+# Some with several shares of attention.
+POSITIONS = (300, 0, 129, 15, 700, 64, 16, 255, 1, 31, 500, 2, 17, 256, 90, 3)
 Case = tuple[str, str, FloatType, int]
 CASES: list[Case] = [
     ("gfx942", "llama", "bf16", 1),
     ("gfx942", "llama", "bf16", 8),
+    ("gfx942", "llama", "bf16", 16),
     ("gfx942", "llama", "f16", 2),
     ("gfx942", "llama", "f32", 4),
     ("gfx1100", "llama", "bf16", 2),
@@ -93,7 +103,7 @@ WIDE = changed(
     {"hidden_size": 256, "features": 256, "tie_word_embeddings": False},
     {"head_dim": 64, "qk_norm": True},
 )
-UNMARKED: list[Case] = [("gfx942", "llama", "bf16", 8), ("gfx1100", "llama", "f16", 8)]
+UNMARKED: list[Case] = [("gfx942", "llama", "bf16", 16), ("gfx1100", "llama", "f16", 8)]
 
 
 PROGRAMS = 4  # so that they compute several tiles of a stage
@@ -243,7 +253,7 @@ def test_quantised_weights_have_the_bits_of_separate_launches(
 @pytest.mark.parametrize(
     ("spec", "rows"),
     [
-        (TINY, 16),
+        (TINY, 32),
         (WINDOWED, 2),
         (NORMED_AFTER, 2),
         (FEATURED, 2),
@@ -270,8 +280,16 @@ def test_a_cpu_is_refused() -> None:
 
 
 def test_a_model_may_have_larger_decodes_too() -> None:
-    text = text_of(TINY, replace(options("gfx942", "bf16", 2), decode_batch_sizes=(2, 16)))
+    text = text_of(TINY, replace(options("gfx942", "bf16", 2), decode_batch_sizes=(2, 16, 32)))
     assert "decode_layers_2" in text
+    assert "decode_layers_16" in text
+    assert "decode_layers_32" not in text
+
+
+def test_a_model_that_is_not_small_has_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_launch_lowering, "MOST_WEIGHTS_OF_SMALL", num_weights(TINY) - 1)
+    text = text_of(TINY, replace(options("gfx942", "bf16", 2), decode_batch_sizes=(8, 16)))
+    assert "decode_layers_8" in text
     assert "decode_layers_16" not in text
 
 

@@ -188,7 +188,7 @@ def test_one_launch_adds_in_the_order_of_separate_launches(
     target: Target, layout: WeightLayout, features: int
 ) -> None:
     shape = (features, 576)
-    for tokens in (1, 8):
+    for tokens in (1, 8, 16):
         tile = one_launch_tiles(target).matmul(tokens, shape, layout)
         assert tile.parts == tiles_of(target).matmul(tokens, shape, layout).parts
         assert tile.rows >= tokens

@@ -40,11 +40,11 @@ from shortfin_apps.llm.model.operations import (
 )
 from shortfin_apps.llm.model.spec import num_weights
 
-MOST_ROWS = 8
-# Measured on an H200 with up to 8 billion weights. In blocks, separate launches are faster for larger models:
-# they run more workgroups at a time, which widening needs.
+# Measured on an H200 with up to 8 billion weights. With blocks or more rows, separate launches are faster for
+# models that are not small: they run more workgroups at a time.
 MOST_WEIGHTS = 10_000_000_000
-MOST_WEIGHTS_IN_BLOCKS = 500_000_000
+MOST_WEIGHTS_OF_SMALL = 500_000_000
+MOST_ROWS, MOST_ROWS_OF_SMALL = 8, 16
 TABLE = "one_launch.weights"
 
 # What may be between the projection to q, k and v and attention, and the field of its weight.
@@ -52,20 +52,24 @@ OPTIONAL: dict[type[Operation], str] = {AddBias: "bias", NormHeads: "head_norm"}
 BETWEEN: list[list[type[Operation]]] = [[], [AddBias], [NormHeads], [AddBias, NormHeads]]
 
 
-def wants_one_launch(context: LoweringContext) -> bool:
-    """Return whether decodes of a few rows should be one launch: as requested, or where that is faster."""
-    options = context.options
-    if options.one_launch is not None:
-        return options.one_launch
-    most = MOST_WEIGHTS_IN_BLOCKS if options.has_blocks else MOST_WEIGHTS
-    return context.target.cpu.startswith("sm_90") and num_weights(context.spec) <= most
+def most_rows(context: LoweringContext) -> int:
+    """Return the maximum rows of a decode that should be one launch: as requested, or where that is faster.
+
+    0: no decode should be.
+    """
+    options, weights = context.options, num_weights(context.spec)
+    most = MOST_WEIGHTS_OF_SMALL if options.has_blocks else MOST_WEIGHTS
+    is_faster = context.target.cpu.startswith("sm_90") and weights <= most
+    if not (is_faster if options.one_launch is None else options.one_launch):
+        return 0
+    return MOST_ROWS_OF_SMALL if weights <= MOST_WEIGHTS_OF_SMALL else MOST_ROWS
 
 
 class OneLaunch:
     """Lowers the operations of a decode to one launch."""
 
     def __init__(self, context: LoweringContext, launcher: Launcher, *, defers_norms: bool) -> None:
-        self._is_wanted = wants_one_launch(context)
+        self._most_rows = most_rows(context)
         self._spec = context.spec
         self._options = context.options
         self._weights = context.weights
@@ -75,10 +79,8 @@ class OneLaunch:
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
         """Return the number of operations to lower together; 0 if they do not qualify."""
-        if not self._is_wanted:
-            return 0
         batch, end = values.batch, _end(operations)
-        if not batch.is_decode or not isinstance(batch.rows, int) or batch.rows > MOST_ROWS:
+        if not batch.is_decode or not isinstance(batch.rows, int) or batch.rows > self._most_rows:
             return 0
         if len(batch.slabs) > 1 or len(self._spec.rotations) > 1:
             return 0

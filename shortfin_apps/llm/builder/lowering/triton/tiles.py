@@ -199,7 +199,11 @@ class OneLaunchTiles:
         return None if self.per_unit == 1 else (228 << 10) // self.per_unit - (1 << 10)
 
     def matmul(self, tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None = None) -> MatmulTile:
-        """Return the tile with which the workgroup that has the most columns has the fewest."""
+        """Return the tile with which the workgroup that has the most columns has the fewest.
+
+        It has all of the `tokens`, whose number is known.
+        """
+        assert isinstance(tokens, int)
 
         def most_columns(columns: int) -> int:
             tiles = -(-shape[0] // columns)
@@ -207,7 +211,8 @@ class OneLaunchTiles:
 
         columns = min((64, 32, 16), key=most_columns)  # of equal ones the widest
         parts = self.separate.matmul(tokens, shape, layout).parts
-        tile = MatmulTile(16 if parts == 1 else 8, columns, self.depth_bytes, self.tuning, parts=parts)
+        rows = max(16 if parts == 1 else _LEAST_ROWS, power_of_two(tokens))
+        tile = MatmulTile(rows, columns, self.depth_bytes, self.tuning, parts=parts)
         if parts == 1:
             return tile.with_stages(self.tuning.num_stages, self.loaded_bytes)
         if isinstance(layout, BlockRows):

@@ -13,7 +13,7 @@ from shortfin_apps.llm.builder.kernels.triton import GROUP
 from shortfin_apps.llm.builder.kernels.triton.tokens import last_tokens, prepare
 from shortfin_apps.llm.builder.lowering.lowering import LoweringContext
 from shortfin_apps.llm.builder.lowering.triton.launch import Launcher
-from shortfin_apps.llm.builder.lowering.triton.one_launch import wants_one_launch
+from shortfin_apps.llm.builder.lowering.triton.one_launch import most_rows
 from shortfin_apps.llm.builder.lowering.triton.tiles import latent_groups, power_of_two
 from shortfin_apps.llm.model.attention import Attention
 from shortfin_apps.llm.model.latent_attention import LatentAttention
@@ -28,7 +28,7 @@ class TritonTokens:
         self._spec = context.spec
         self._kv_heads = max(_kv_heads(context.spec))
         self._stride = context.options.block_seq_stride
-        self._one_launch = wants_one_launch(context)
+        self._one_launch = most_rows(context) > 0
         self._rotaries = context.rotaries
         self._launcher = launcher
 
