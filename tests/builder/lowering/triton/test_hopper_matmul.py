@@ -89,7 +89,7 @@ def columns(kernel: Kernel, tokens: Dim) -> int | None:
         (512, [256, 128, 128, 128]),
         (1000, [128, 256, 256, 256]),
         (2048, [256, 256, 256, 256]),
-        ("%tokens", [256, 256, 256, 256]),
+        ("%tokens", [256, 128, 128, 128]),
     ],
 )
 def test_tiles_in_bf16_are_the_ones_that_were_fastest(tokens: Dim, expected: list[int | None]) -> None:

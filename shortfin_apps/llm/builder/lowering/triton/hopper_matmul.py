@@ -70,7 +70,7 @@ def hopper_tile(kernel: Kernel, tokens: Dim | Tensor | None) -> HopperTile | Non
     tiles = [tile for tile in _tiles(kernel) if takes(kernel, tile) and _suits(kernel, known, tile)]
     if known < _LEAST_TOKENS or not tiles:
         return None
-    return fastest(kernel, tokens, tiles)
+    return fastest(kernel, known, tiles)  # the widest of equals
 
 
 def _suits(kernel: Kernel, tokens: int, tile: HopperTile) -> bool:

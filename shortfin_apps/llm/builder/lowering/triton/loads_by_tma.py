@@ -62,14 +62,8 @@ def _constants_of(
     return {name: constants[name] for name in names if name not in given}
 
 
-def fastest(kernel: Kernel, tokens: int | str, tiles: Sequence[AnyTile]) -> AnyTile:
-    """Return the fastest of `tiles`, largest first, for a matmul; the first of equals.
-
-    A str for `tokens` means that their number is unknown. Then there may be many, for which the largest tile
-    is the fastest.
-    """
-    if isinstance(tokens, str):
-        return tiles[0]
+def fastest(kernel: Kernel, tokens: int, tiles: Sequence[AnyTile]) -> AnyTile:
+    """Return the fastest of `tiles` for a matmul; the first of equals."""
     return min(tiles, key=lambda tile: time_of(kernel, tokens, tile.sizes))
 
 
