@@ -79,6 +79,8 @@ class OneLaunch:
 
     def takes(self, operations: Sequence[Operation], values: Values) -> int:
         """Return the number of operations to lower together; 0 if they do not qualify."""
+        if not self._most_rows:
+            return 0
         batch, end = values.batch, _end(operations)
         if not batch.is_decode or not isinstance(batch.rows, int) or batch.rows > self._most_rows:
             return 0
