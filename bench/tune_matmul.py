@@ -83,7 +83,7 @@ MODELS = {
     "gpt-oss-20b": _shaped(
         2880,
         Attention(heads=64, kv_heads=8, head_dim=64, rope=_ROPE, bias=True),
-        MLP(features=2880),  # its experts have kernels of their own
+        MLP(features=2880),  # its experts have separate kernels
     ),
 }
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)

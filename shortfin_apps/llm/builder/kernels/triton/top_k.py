@@ -74,7 +74,7 @@ def best_of_row(
     """
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK)
-    # If a row has fewer than KEPT groups or chunks, the rest is LEAST, whose index is after the row's end.
+    # If a row has fewer than KEPT groups or chunks, the remainder is LEAST. Its index is after the row's end.
     of_groups = tl.load(best_groups + row * GROUPS + group, mask=group < GROUPS, other=LEAST)
     chunk = parts_of(index_of(tl.topk(of_groups, KEPT)) // (CHUNK * CHUNK), CHUNK)
     of_chunks = tl.load(best + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=LEAST)

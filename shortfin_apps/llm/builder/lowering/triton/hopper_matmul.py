@@ -9,9 +9,9 @@ from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Kernel
 from shortfin_apps.llm.builder.kernels.triton import hopper_matmul, linear, qkv
 from shortfin_apps.llm.builder.lowering.triton.loads_by_tma import (
     PROGRAMS,
-    fastest,
     num_tiles,
     shape_of,
+    time_of,
     with_loads_by_tma,
 )
 from shortfin_apps.llm.builder.lowering.triton.tiles import UNKNOWN_TOKENS
@@ -70,7 +70,7 @@ def hopper_tile(kernel: Kernel, tokens: Dim | Tensor | None) -> HopperTile | Non
     tiles = [tile for tile in _tiles(kernel) if takes(kernel, tile) and _suits(kernel, known, tile)]
     if known < _LEAST_TOKENS or not tiles:
         return None
-    return fastest(kernel, known, tiles)  # the widest of equals
+    return min(tiles, key=lambda tile: time_of(kernel, known, tile.sizes))  # the widest of equals
 
 
 def _suits(kernel: Kernel, tokens: int, tile: HopperTile) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from shortfin_apps.llm.builder.kernels.ahead_of_time.kernel import Constexpr, Kernel, Tiles, Tuning
 from shortfin_apps.llm.builder.kernels.ahead_of_time.ptx import SCRATCH, SCRATCH_ALIGNMENT
@@ -14,18 +14,6 @@ from shortfin_apps.llm.builder.kernels.interface import Interface, buffer
 
 PROGRAMS = 132  # multiprocessors of an H100 SXM or H200; smaller GPUs run the workgroups one after another
 _LEAST_TIME = 85  # of a tile with a smaller size (see `time_of`)
-
-
-class Tile(Protocol):
-    """A tile of a form for Hopper."""
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Tokens, and rows of the weight."""
-        ...
-
-
-AnyTile = TypeVar("AnyTile", bound=Tile)
 
 
 def with_loads_by_tma(
@@ -62,13 +50,8 @@ def _constants_of(
     return {name: constants[name] for name in names if name not in given}
 
 
-def fastest(kernel: Kernel, tokens: int, tiles: Sequence[AnyTile]) -> AnyTile:
-    """Return the fastest of `tiles` for a matmul; the first of equals."""
-    return min(tiles, key=lambda tile: time_of(kernel, tokens, tile.sizes))
-
-
 def time_of(kernel: Kernel, tokens: int, tile: tuple[int, int]) -> int:
-    """Return how long a matmul takes with tiles of (tokens, rows of the weight), in a unit of its own.
+    """Return how long a matmul takes with tiles of (tokens, rows of the weight), in an arbitrary unit.
 
     It is the time of the workgroup with the most tiles. On an H200, a tile with 64 tokens or rows of the
     weight takes 0.65 to 0.72 of the time of one with 128, as it loads more for each of its products.

@@ -201,7 +201,7 @@ class OneLaunchTiles:
     def matmul(self, tokens: Dim, shape: tuple[int, ...], layout: WeightLayout | None = None) -> MatmulTile:
         """Return the tile with which the workgroup that has the most columns has the fewest.
 
-        It has all of the `tokens`, whose number is known.
+        The tile includes all `tokens`; their number must be known.
         """
         assert isinstance(tokens, int)
 
